@@ -36,8 +36,8 @@ use tables::CounterTables;
 /// room. If the store is full of live counters, new keys fail as unavailable, so that
 /// [`OnStoreError`](crate::OnStoreError) decides. Stored counters go on.
 ///
-/// A fixed window takes a slot of 32 bytes, a sliding window of one bucket one of 40, and a token bucket
-/// one of 48. After growth, a table has between 5 slots for 4 counters and 11 slots for 7.
+/// A fixed window takes a slot of 32 bytes, a sliding window of one bucket and a token bucket one of 40.
+/// After growth, a table has between 5 slots for 4 counters and 11 slots for 7.
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,

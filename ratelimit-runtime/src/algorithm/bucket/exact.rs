@@ -27,7 +27,7 @@ impl Run {
     fn new(burst: u64, count: u64, refill: Refill) -> Self {
         let rule = Rule::new("item", count, Duration::from_millis(100));
         let rule = rule.with_algorithm(Algorithm::TokenBucket { burst, refill });
-        Self { rule, bucket: Bucket::full(1000), now_ms: 1000, made: Vec::new() }
+        Self { rule, bucket: Bucket::Plain(BucketLevel::full(1000)), now_ms: 1000, made: Vec::new() }
     }
 
     fn unit(&self) -> u64 {
@@ -51,7 +51,7 @@ impl Run {
     }
 
     fn deficit(&self) -> u64 {
-        storable(self.bucket.deficit_at(&BucketParams::of(&self.rule), self.now_ms))
+        storable(self.bucket.level().deficit_at(&BucketParams::of(&self.rule), self.now_ms))
     }
 
     /// Refunds a part of a charge that was not refunded yet. Returns the charge, the units that it asked
@@ -95,9 +95,9 @@ fn a_clock_set_back_forgets_the_lowest_deficits() {
         let mut run = Run::new(1000, 1, Refill::Greedy);
         (0..2).for_each(|_| run.charge(100, true));
         run.now_ms += 100 * 60;
-        run.bucket.correct_clock(&run.rule, run.bucket.written_ms() * 1000);
-        run.bucket.correct_clock(&run.rule, (run.bucket.written_ms() - set_back_ms) * 1000);
-        assert_eq!(run.bucket.lows.is_none(), set_back_ms > 0);
+        run.bucket.correct_clock(&run.rule, run.bucket.level().written_ms() * 1000);
+        run.bucket.correct_clock(&run.rule, (run.bucket.level().written_ms() - set_back_ms) * 1000);
+        assert_eq!(matches!(run.bucket, Bucket::Plain(_)), set_back_ms > 0);
         assert_eq!(run.bucket.refund(&run.rule, 90, [1000, 0], run.now_ms * 1000), refunded);
     }
 }

@@ -28,25 +28,36 @@ use crate::{Algorithm, Refill, Rule, clock::LockedTime, decision::Outcome, store
 #[cfg(feature = "redis")]
 use crate::{rule::limits::EXACT, store::Charge};
 
-/// One bucket, as of the last write.
+/// One bucket. Few have charges that are settled later, and these are stored apart: a slot of the table is
+/// as small as the other buckets need.
+#[derive(Debug)]
+pub(crate) enum Bucket {
+    Plain(BucketLevel),
+    /// Since charges that are settled later.
+    Settles(Box<(BucketLevel, Lows)>),
+}
+
+impl Default for Bucket {
+    fn default() -> Self {
+        Self::Plain(BucketLevel::full(0))
+    }
+}
+
+/// The level of a bucket, as of the last write.
 ///
 /// A ban is a bucket that is full at its end, and was written when it was made, with [`BAN`] added. As
 /// that is later than now, [`MemoryState::charge_at_once`] need not look for it.
-#[derive(Debug, Default)]
-pub(crate) struct Bucket {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BucketLevel {
     full_at_ms: u64,
-    written_ms: u64,
+    /// Never 0, which tells the two kinds of a [`Bucket`] apart.
+    written_ms: NonZeroU64,
     /// In units.
     deficit: u64,
-    /// Since charges that are settled later. With some, [`SETTLES`] is added to the time of the write.
-    lows: Option<Box<Lows>>,
 }
 
 /// In the time when a ban was made.
 const BAN: u64 = 1 << 62;
-
-/// In the time of the write, so that [`MemoryState::charge_at_once`] need not look for `lows`.
-const SETTLES: u64 = 1 << 61;
 
 /// Parameters that a rule gives a bucket.
 struct BucketParams {
@@ -85,34 +96,57 @@ impl BucketParams {
     }
 }
 
+/// The milliseconds of a time. The first millisecond of 1970 counts as the second one.
+fn millis(us: u64) -> u64 {
+    (us / 1000).max(1)
+}
+
+/// A time of a write.
+fn written(ms: u64) -> NonZeroU64 {
+    NonZeroU64::new(ms).unwrap_or(NonZeroU64::MIN)
+}
+
 impl Bucket {
-    fn full(now_ms: u64) -> Self {
-        Self { full_at_ms: now_ms, written_ms: now_ms, deficit: 0, lows: None }
-    }
-
-    fn of_ban(ban: Ban) -> Self {
-        Self { full_at_ms: ban.until_ms, written_ms: ban.since_ms | BAN, deficit: 0, lows: None }
-    }
-
-    fn written_ms(&self) -> u64 {
-        self.written_ms & !SETTLES
-    }
-
-    fn take_lows(&mut self) -> Option<Box<Lows>> {
-        self.written_ms = self.written_ms();
-        self.lows.take()
-    }
-
-    fn set_lows(&mut self, lows: Option<Box<Lows>>) {
-        self.lows = lows.filter(|lows| !lows.is_empty());
-        if self.lows.is_some() {
-            self.written_ms |= SETTLES;
+    fn level(&self) -> &BucketLevel {
+        match self {
+            Self::Plain(level) => level,
+            Self::Settles(both) => &both.0,
         }
     }
 
+    fn parts(&mut self) -> (&mut BucketLevel, Option<&mut Lows>) {
+        match self {
+            Self::Plain(level) => (level, None),
+            Self::Settles(both) => (&mut both.0, Some(&mut both.1)),
+        }
+    }
+
+    /// Forgets the lows of a bucket that has none left.
+    fn tidy(&mut self) {
+        if let Self::Settles(both) = self
+            && both.1.is_empty()
+        {
+            *self = Self::Plain(both.0);
+        }
+    }
+}
+
+impl BucketLevel {
+    fn full(now_ms: u64) -> Self {
+        Self { full_at_ms: now_ms, written_ms: written(now_ms), deficit: 0 }
+    }
+
+    fn of_ban(ban: Ban) -> Self {
+        Self { full_at_ms: ban.until_ms, written_ms: written(ban.since_ms | BAN), deficit: 0 }
+    }
+
+    fn written_ms(&self) -> u64 {
+        self.written_ms.get()
+    }
+
     fn banned(&self) -> Option<Ban> {
-        let since_ms = self.written_ms & !BAN;
-        (self.written_ms != since_ms).then_some(Ban { since_ms, until_ms: self.full_at_ms })
+        let since_ms = self.written_ms() & !BAN;
+        (self.written_ms() != since_ms).then_some(Ban { since_ms, until_ms: self.full_at_ms })
     }
 
     /// Number of refills between a time and when the bucket is full.
@@ -165,7 +199,7 @@ impl Bucket {
 
     /// End of the last slot: a millisecond, and the units before it.
     fn queue_end(&self, params: &BucketParams) -> [u64; 2] {
-        let ceiling = (self.full_at_ms - self.written_ms).wrapping_mul(params.refill);
+        let ceiling = (self.full_at_ms - self.written_ms()).wrapping_mul(params.refill);
         // Wraps only if the count was lowered since the last charge. No receipt has that value.
         [self.full_at_ms, ceiling.wrapping_sub(self.deficit)]
     }
@@ -175,7 +209,7 @@ impl Bucket {
         let refills = params.refills(deficit.into());
         let later = self.full_at_ms.saturating_add(refills.saturating_mul(params.interval_ms));
         self.full_at_ms = later - to_come * params.interval_ms;
-        self.written_ms = now_ms;
+        self.written_ms = written(now_ms);
         self.deficit = deficit;
     }
 }
@@ -184,7 +218,7 @@ impl MemoryState for Bucket {
     type Align = ();
 
     fn restart(&mut self, _rule: &Rule, now_us: u64) {
-        *self = Self::full(now_us / 1000);
+        *self = Self::Plain(BucketLevel::full(millis(now_us)));
     }
 
     /// Tokens that come back at once may fill the bucket.
@@ -197,56 +231,65 @@ impl MemoryState for Bucket {
 
     #[inline]
     fn expires_at_ms(&self) -> u64 {
-        self.full_at_ms
+        self.level().full_at_ms
     }
 
     /// The time of the last write is unknown after the clock was set back: it counts as written
     /// just now.
     fn correct_clock(&mut self, _rule: &Rule, now_us: u64) {
-        let millis = now_us / 1000;
-        if let Some(ban) = self.banned() {
-            *self = Self::of_ban(ban.corrected(millis));
-        } else if millis < self.written_ms() {
-            self.full_at_ms = self.full_at_ms - self.written_ms() + millis;
-            self.written_ms = millis;
-            self.lows = None;
+        let (now_ms, level) = (millis(now_us), *self.level());
+        if let Some(ban) = level.banned() {
+            *self = Self::Plain(BucketLevel::of_ban(ban.corrected(now_ms)));
+        } else if now_ms < level.written_ms() {
+            let full_at_ms = level.full_at_ms - level.written_ms() + now_ms;
+            *self = Self::Plain(BucketLevel { full_at_ms, written_ms: written(now_ms), ..level });
         }
     }
 
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
-        if self.banned().is_some() {
-            let left_ms = self.full_at_ms - now_us / 1000;
+        let level = self.level();
+        if level.banned().is_some() {
+            let left_ms = level.full_at_ms - millis(now_us);
             return Evaluation::banned(query.rule, left_ms, left_ms);
         }
-        self.evaluate_ms(query.rule, cost, now_us / 1000, query.longest_wait_ms)
+        level.evaluate_ms(query.rule, cost, millis(now_us), query.longest_wait_ms)
     }
 
     fn ban(&mut self, _rule: &Rule, ban: Ban) {
-        *self = Self::of_ban(ban.lasting_until(self.full_at_ms));
+        *self = Self::Plain(BucketLevel::of_ban(ban.lasting_until(self.level().full_at_ms)));
     }
 
     fn unban(&mut self, now_us: u64) {
-        if self.banned().is_some() {
-            *self = Self::full(now_us / 1000);
+        if self.level().banned().is_some() {
+            *self = Self::Plain(BucketLevel::full(millis(now_us)));
         }
     }
 
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
-        let (params, millis) = (BucketParams::of(query.rule), now_us / 1000);
-        if millis >= self.full_at_ms {
-            *self = Self::full(millis);
+        let (params, now_ms) = (BucketParams::of(query.rule), millis(now_us));
+        if now_ms >= self.level().full_at_ms {
+            *self = Self::Plain(BucketLevel::full(now_ms));
         }
-        let deficit = storable(self.deficit_at(&params, millis));
-        let mut lows = self.take_lows();
-        if let Some(lows) = &mut lows {
-            lows.note(deficit);
+        let (level, lows) = self.parts();
+        let deficit = storable(level.deficit_at(&params, now_ms));
+        level.write(&params, now_ms, deficit + amount * params.unit);
+        let (level, settles) = (*level, query.settles && !params.is_queue);
+        match lows {
+            Some(lows) => {
+                lows.note(deficit);
+                if settles {
+                    lows.push(now_ms, level.deficit);
+                }
+                self.tidy();
+            }
+            None if settles => {
+                let mut lows = Lows::default();
+                lows.push(now_ms, level.deficit);
+                *self = Self::Settles(Box::new((level, lows)));
+            }
+            None => {}
         }
-        self.write(&params, millis, deficit + amount * params.unit);
-        if query.settles && !params.is_queue {
-            lows.get_or_insert_default().push(millis, self.deficit);
-        }
-        self.set_lows(lows);
-        self.receipt(&params)
+        level.receipt(&params)
     }
 
     /// If tokens come back one by one, and neither was the clock set back nor the count raised.
@@ -263,18 +306,19 @@ impl MemoryState for Bucket {
         let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
             return None;
         };
+        let Self::Plain(level) = self else { return None };
         let now_ms = time.ms();
-        if cost > burst || now_ms < self.written_ms {
+        if cost > burst || now_ms < level.written_ms() {
             return None;
         }
-        let before = if now_ms < self.full_at_ms {
-            self.deficit.saturating_sub((now_ms - self.written_ms).saturating_mul(refill.get()))
+        let before = if now_ms < level.full_at_ms {
+            level.deficit.saturating_sub((now_ms - level.written_ms()).saturating_mul(refill.get()))
         } else {
             0
         };
         let (after, capacity) = (before + cost * unit.get(), burst * unit.get());
         if after > capacity {
-            let left_ms = self.full_at_ms.saturating_sub(now_ms);
+            let left_ms = level.full_at_ms.saturating_sub(now_ms);
             *outcome = Outcome {
                 remaining: capacity.saturating_sub(before) / unit,
                 reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
@@ -285,10 +329,10 @@ impl MemoryState for Bucket {
         }
         let reset_after_ms = after.div_ceil(refill.get());
         let full_at_ms = now_ms + reset_after_ms;
-        if full_at_ms < self.full_at_ms {
+        if full_at_ms < level.full_at_ms {
             return None; // the count was raised
         }
-        (self.full_at_ms, self.written_ms, self.deficit) = (full_at_ms, now_ms, after); // it has no lows
+        *level = BucketLevel { full_at_ms, written_ms: written(now_ms), deficit: after };
         let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
         *outcome = Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] };
         Some(true)
@@ -298,21 +342,21 @@ impl MemoryState for Bucket {
     /// that is the part that it can't have refilled since the charge. For a queue, only the last charge
     /// counts.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
-        if self.banned().is_some() {
+        let (level, mut lows) = self.parts();
+        if level.banned().is_some() {
             return 0;
         }
         let params = BucketParams::of(rule);
-        let millis = (now_us / 1000).max(self.written_ms()); // the clock may have been set back
-        let deficit = storable(self.deficit_at(&params, millis));
+        let now_ms = millis(now_us).max(level.written_ms()); // the clock may have been set back
+        let deficit = storable(level.deficit_at(&params, now_ms));
         let charged = cost.saturating_mul(params.unit);
-        let mut lows = self.take_lows();
         let mut not_refilled = 0;
         let back = if params.is_queue {
-            if self.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
-        } else if receipt[0] > millis {
+            if level.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
+        } else if receipt[0] > now_ms {
             0 // the clock was set back since: nobody knows how much was refilled
         } else {
-            let refills = self.refills_to_come(&params, receipt[0]) - self.refills_to_come(&params, millis);
+            let refills = level.refills_to_come(&params, receipt[0]) - level.refills_to_come(&params, now_ms);
             not_refilled = charged.saturating_sub(refills.saturating_mul(params.refill));
             let lowest = lows.as_mut().map_or(0, |lows| {
                 lows.note(deficit);
@@ -320,15 +364,15 @@ impl MemoryState for Bucket {
             });
             not_refilled.max(charged.min(lowest)).min(deficit)
         };
-        if let Some(lows) = lows.as_mut().filter(|_| back > 0) {
-            lows.refund(receipt[0], millis, back, not_refilled, deficit - back);
+        if let Some(lows) = lows.filter(|_| back > 0) {
+            lows.refund(receipt[0], now_ms, back, not_refilled, deficit - back);
         }
         match deficit - back {
             _ if back == 0 => {}
-            0 => *self = Self::full(millis),
-            left => self.write(&params, millis, left),
+            0 => *level = BucketLevel::full(now_ms),
+            left => level.write(&params, now_ms, left),
         }
-        self.set_lows(lows);
+        self.tidy();
         back.div_ceil(params.unit)
     }
 }
@@ -416,17 +460,43 @@ local fitting = (its_capacity - deficit) / its_cost",
 
 /// Parses a bucket as Redis stores it, and the time of the write.
 #[cfg(feature = "redis")]
-fn parse_stored(bytes: &[u8]) -> Option<(Bucket, u64)> {
+fn parse_stored(bytes: &[u8]) -> Option<(BucketLevel, u64)> {
     let mut numbers = unpack(bytes);
     let [full_at_ms, left_ms, deficit] = [numbers.next()??, numbers.next()??, numbers.next()??];
     let now_ms = full_at_ms.checked_sub(left_ms)?;
-    Some((Bucket { full_at_ms, written_ms: now_ms, deficit, lows: None }, now_ms))
+    Some((BucketLevel { full_at_ms, written_ms: NonZeroU64::new(now_ms)?, deficit }, now_ms))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    fn full(now_ms: u64) -> Bucket {
+        Bucket::Plain(BucketLevel::full(now_ms))
+    }
+
+    #[test]
+    fn a_bucket_counts_in_the_first_millisecond_of_1970() {
+        let rule = Rule::new("item", 10, Duration::from_secs(1));
+        let token = rule.with_algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
+        let queue = rule.with_algorithm(Algorithm::LeakyBucket { queue: 9 });
+        for rule in [token, queue] {
+            let mut bucket = Bucket::default();
+            bucket.restart(&rule, 0);
+            let query = ChargeQuery { rule: &rule, cost: 3, longest_wait_ms: u64::MAX, hold: None, settles: false };
+            let receipt = bucket.commit(&query, 3, 0);
+            bucket.correct_clock(&rule, 0);
+            assert_eq!(bucket.evaluate(&query, 0, 0).decision.remaining, 7, "{rule:?}");
+            assert_eq!(bucket.refund(&rule, 3, receipt, 0), 3, "{rule:?}");
+        }
+    }
+
+    /// A slot of the table is a bucket and its id.
+    #[test]
+    fn a_bucket_does_not_grow() {
+        assert_eq!(size_of::<Bucket>(), 24);
+    }
 
     /// A paused tokio runtime has a clock of its own, which may be behind.
     #[test]
@@ -435,11 +505,11 @@ mod tests {
         let token = rule.with_algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
         let queue = rule.with_algorithm(Algorithm::LeakyBucket { queue: 9 });
         for rule in [token, queue] {
-            let mut bucket = Bucket::full(5000);
+            let mut bucket = full(5000);
             let query = ChargeQuery { rule: &rule, cost: 3, longest_wait_ms: 0, hold: None, settles: false };
             let receipt = bucket.commit(&query, 3, 5_000_000);
             assert_eq!(bucket.refund(&rule, 3, receipt, 4_000_000), 3, "{rule:?}");
-            assert!(bucket.full_at_ms <= 5000, "{rule:?}");
+            assert!(bucket.expires_at_ms() <= 5000, "{rule:?}");
         }
     }
 
@@ -448,7 +518,7 @@ mod tests {
     fn a_charge_later_than_the_clock_shows_is_not_refunded() {
         let token = Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy };
         let rule = Rule::new("item", 10, Duration::from_secs(10)).with_algorithm(token);
-        let mut bucket = Bucket::full(60_000);
+        let mut bucket = full(60_000);
         let query = ChargeQuery { rule: &rule, cost: 10, longest_wait_ms: 0, hold: None, settles: false };
         let first = bucket.commit(&query, 10, 60_000_000);
         bucket.correct_clock(&rule, 5_000_000);
