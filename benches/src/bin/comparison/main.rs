@@ -1,6 +1,6 @@
 //! This crate beside other limiters and the script of Redis' documentation, under the same traffic.
 //!
-//! `cargo run --release -p ratelimit-benches --bin comparison > comparison.md`. It takes some five minutes.
+//! `cargo run --release -p ratelimit-benches --bin comparison > docs/comparison.md`. It takes some five minutes.
 //!
 //! Each limiter has servers of its own and its default settings. Rows that another limiter wins
 //! come first.
@@ -51,7 +51,7 @@ fn page(lines: &[(&Row, bool, Vec<Cell>)]) -> String {
     let mut page = format!(
         "# Comparison\n\n\
          This page is the output of one program, which makes the same calls to each limiter:\n\n\
-         ```sh\ncargo run --release -p ratelimit-benches --bin comparison > comparison.md\n```\n\n\
+         ```sh\ncargo run --release -p ratelimit-benches --bin comparison > docs/comparison.md\n```\n\n\
          {}.\nEach limiter has its default settings and Redis servers of its own, which share the processors\n\
          with the callers. governor decides in each process alone. The first three columns are this\n\
          crate. A figure holds for this machine. Compare the figures of one row.\n",
@@ -71,7 +71,8 @@ fn page(lines: &[(&Row, bool, Vec<Cell>)]) -> String {
     }
     page += "\n## How each row is measured\n";
     for (row, ..) in lines {
-        let _ = write!(page, "\n**{}.** {}\n", row.name, row.how);
+        let end = if row.name.ends_with('?') { "" } else { "." };
+        let _ = write!(page, "\n**{}{end}** {}\n", row.name, row.how);
     }
     page
 }
