@@ -192,6 +192,24 @@ async fn several_limits_are_settled_with_one_cost() {
     }
 }
 
+/// Both charge one counter, which can be settled once.
+#[tokio::test]
+async fn a_limit_on_trial_gives_way_to_an_enforced_one_of_its_counter() {
+    for kind in KINDS {
+        for trial_first in [true, false] {
+            let by = SettleBy::header("x-used".parse().unwrap());
+            let limit = |is_trial| Limit::new(TOKENS.with_shadow(is_trial)).key(by_user()).settle(30, by.clone());
+            let (layer, limiter, _clock) = timed([limit(trial_first), limit(!trial_first)]).await;
+            let service = Service::start(kind, layer);
+            let ask = |used: &str| service.get("/used").header("x-user", "alice").header("x-use", used);
+            assert_eq!(service.status(ask("5")).await, 200, "{kind:?}");
+            assert_eq!(used(&limiter).await, 5, "{kind:?}, trial first: {trial_first}");
+            assert_eq!(service.status(ask("90")).await, 200, "{kind:?}");
+            assert_eq!(service.status(ask("1")).await, 429, "{kind:?}, trial first: {trial_first}");
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "two limits of a layer are settled by different `SettleBy`")]
 fn different_ways_to_settle_do_not_fit_into_one_layer() {
