@@ -32,11 +32,10 @@ pub(crate) trait Backend {
     fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, Self::Ticket>>) -> Attempt;
 
     /// Charges several counters if all costs fit, and sets the outcome of each. An outcome that fits
-    /// was charged only if all do. It may change the order.
+    /// was charged only if all do.
     ///
-    /// [`Attempt::Unsupported`] for many charges, if one counter is charged twice, and if there may be
-    /// no room for a counter.
-    fn try_charge_all(&self, _queries: &mut [Query<'_>]) -> Attempt {
+    /// [`Attempt::Unsupported`] if one counter is charged twice, and if there may be no room for a counter.
+    fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {
         Attempt::Unsupported
     }
 
@@ -53,6 +52,9 @@ pub(crate) trait Backend {
     /// Refunds a charge. Returns the amount that still counted.
     fn refund_charge(&self, receipt: Self::Receipt) -> Reply<Result<u64, StoreError>>;
 }
+
+/// The largest number of counters that one attempt charges.
+pub(crate) const MAX_AT_ONCE: usize = 4;
 
 /// The result of an attempt to charge.
 pub(crate) enum Attempt {
@@ -94,15 +96,19 @@ pub(crate) struct Query<'a> {
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
     pub(crate) outcome: Outcome,
-    /// Its place among the charges of the call.
-    pub(crate) place: usize,
 }
 
+const NO_RULE: &Rule = &Rule::new("", 0, Duration::ZERO);
+
 impl<'a> Query<'a> {
+    /// No charge.
+    pub(crate) const NONE: Self =
+        Self { rule: NO_RULE, key: None, id: CounterId::NONE, cost: 0, outcome: Outcome::NONE };
+
     #[inline(always)]
     #[allow(clippy::inline_always)] // the hash is short code
     pub(crate) fn new(rule: &'a Rule, key: Option<&'a Key>, cost: u64) -> Self {
-        Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE, place: 0 }
+        Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE }
     }
 
     /// The charge, with the name of the counter.

@@ -109,6 +109,8 @@ pub(crate) struct LockedTime<'a> {
     pub(crate) latest_us: &'a mut u64,
     /// The time that was read last.
     pub(crate) read_us: u64,
+    /// The time in milliseconds, if it was read under the lock.
+    pub(crate) known_ms: Option<u64>,
 }
 
 /// Upper bound of the skew between the clocks of two processors. A larger difference is a clock that
@@ -132,7 +134,7 @@ impl LockedTime<'_> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(crate) fn ms(&mut self) -> u64 {
-        let now_ms = self.clock.now_ms();
+        let now_ms = self.known_ms.unwrap_or_else(|| self.clock.now_ms());
         self.read_us = now_ms * 1000;
         *self.latest_us = (*self.latest_us).max(self.read_us);
         now_ms

@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use super::{
     ask::AcquireResult,
     attempt::{attempt_all, exceeded, try_charge},
@@ -74,8 +76,7 @@ impl SeveralCharges {
     /// Attempts the charges, and makes the permit or the refusal. `None` if that is unsupported.
     fn attempt(&self) -> Option<AcquireResult> {
         let permit = |queries: &[Query<'_>]| {
-            let room =
-                |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms, query.place);
+            let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
             let least = queries.iter().min_by_key(room)?;
             let receipt = |query: &Query<'_>| {
                 let receipt = CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt);
@@ -86,7 +87,8 @@ impl SeveralCharges {
             let charges = BackendCharges { engine, most_restrictive: (*least.rule, least.cost), receipts };
             Some(Permit::new(least.rule.limit(), &least.outcome, OtherReceipt::BackendAll(charges).into()))
         };
-        attempt_all(&self.engine, &self.charges.iter().map(ChargeRequest::borrowed), permit)?.transpose()
+        let charges: SmallVec<[_; 2]> = self.charges.iter().map(ChargeRequest::borrowed).collect();
+        attempt_all(&self.engine, &charges, permit)?.transpose()
     }
 
     /// The request of the general way.

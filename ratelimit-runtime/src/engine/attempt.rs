@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Key, RequestPerMinute, Rule,
     algorithm::capabilities,
-    backend::{Attempt, Backend as _, Query, Waiter},
+    backend::{Attempt, Backend as _, MAX_AT_ONCE, Query, Waiter},
     decision::Outcome,
     observe,
 };
@@ -110,7 +110,7 @@ fn recorded(engine: &Engine, refused: RequestPerMinute, key: Option<&Key>) -> Re
 #[inline(always)]
 #[allow(clippy::inline_always)] // in each call
 pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
-    if !can_be_attempted(engine, query) {
+    if !can_be_attempted(query.rule, query.cost) || engine.settlements().has(query.id) {
         return Attempt::Unsupported;
     }
     match engine.backend().try_charge(query, waiter) {
@@ -126,10 +126,8 @@ pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<
 
 /// See [`try_charge`].
 #[inline]
-fn can_be_attempted(engine: &Engine, query: &Query<'_>) -> bool {
-    let Query { rule, cost, id, .. } = *query;
-    let decides_at_once = capabilities(rule.algorithm()).decides_at_once();
-    cost > 0 && rule.can_be_attempted() && decides_at_once && !engine.settlements().has(id)
+fn can_be_attempted(rule: &Rule, cost: u64) -> bool {
+    cost > 0 && rule.can_be_attempted() && capabilities(rule.algorithm()).decides_at_once()
 }
 
 /// Attempts several charges without a future, as [`try_acquire`] does.
@@ -140,7 +138,7 @@ pub(crate) fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    let Err(refusal) = attempt_all(engine, &charges.iter().copied(), |_| ())? else { return Some(Decided::Admitted) };
+    let Err(refusal) = attempt_all(engine, charges, |_| ())? else { return Some(Decided::Admitted) };
     observe::refused(refused.insert(refusal));
     Some(Decided::Refused)
 }
@@ -153,33 +151,73 @@ pub(crate) fn try_acquire_all(
 /// - see [`Backend::try_charge_all`](crate::backend::Backend::try_charge_all).
 #[inline(always)]
 #[allow(clippy::inline_always)] // in two places
-pub(super) fn attempt_all<'a, T>(
+pub(super) fn attempt_all<T>(
     engine: &Engine,
-    charges: &(impl Iterator<Item = BorrowedCharge<'a>> + Clone),
+    charges: &[BorrowedCharge<'_>],
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     engine.memory()?;
-    let settings = engine.settings();
-    let rules = settings.rules_now();
-    let mut applied = SmallVec::<[_; 2]>::new();
-    if settings.rules_may_differ() {
-        let is_one_of_several = charges.clone().count() > 1;
-        for BorrowedCharge { rule, key, cost_kind, .. } in charges.clone() {
-            if cost_kind != CostKind::Fixed {
-                return None;
-            }
-            applied.push(rules.applied(rule, key.counter_key().flatten(), false, is_one_of_several)?);
-        }
+    if engine.settings().rules_may_differ() {
+        return attempt_applied(engine, charges, admit);
     }
-    let mut queries = SmallVec::<[Query<'_>; 2]>::new();
-    for (at, BorrowedCharge { rule, key, cost, cost_kind }) in charges.clone().enumerate() {
-        let rule = applied.get(at).map_or(rule, |applied| applied);
-        let key = key.counter_key().filter(|_| cost_kind == CostKind::Fixed)?;
-        let query = Query { place: at, ..Query::new(rule, key, cost) };
-        if !can_be_attempted(engine, &query) || rule.prefetch() > 1 || cost > rule.limit() {
+    attempt_rules(engine, charges, admit)
+}
+
+/// [`attempt_all`], by the rules as they apply now.
+#[inline(never)]
+fn attempt_applied<T>(
+    engine: &Engine,
+    charges: &[BorrowedCharge<'_>],
+    admit: impl FnOnce(&[Query<'_>]) -> T,
+) -> Option<Result<T, RequestPerMinute>> {
+    let rules = engine.settings().rules_now();
+    let mut applied = SmallVec::<[_; 2]>::new();
+    for BorrowedCharge { rule, key, cost_kind, .. } in charges {
+        if *cost_kind != CostKind::Fixed {
             return None;
         }
-        queries.push(query);
+        applied.push(rules.applied(rule, key.counter_key().flatten(), false, charges.len() > 1)?);
+    }
+    let charges = charges.iter().zip(&applied).map(|(charge, rule)| BorrowedCharge { rule, ..*charge });
+    attempt_rules(engine, &charges.collect::<SmallVec<[_; 2]>>(), admit)
+}
+
+/// Attempts some charges, by code for each number of them: lists of unknown length take longer than the
+/// arithmetic.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in two places
+fn attempt_rules<T>(
+    engine: &Engine,
+    charges: &[BorrowedCharge<'_>],
+    admit: impl FnOnce(&[Query<'_>]) -> T,
+) -> Option<Result<T, RequestPerMinute>> {
+    const { assert!(MAX_AT_ONCE == 4) };
+    match charges.len() {
+        1 => attempt_some::<1, T>(engine, charges.first_chunk()?, admit),
+        2 => attempt_some::<2, T>(engine, charges.first_chunk()?, admit),
+        3 => attempt_some::<3, T>(engine, charges.first_chunk()?, admit),
+        4 => attempt_some::<4, T>(engine, charges.first_chunk()?, admit),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always)] // in one place for each number
+fn attempt_some<'a, const N: usize, T>(
+    engine: &Engine,
+    charges: &[BorrowedCharge<'a>; N],
+    admit: impl FnOnce(&[Query<'_>]) -> T,
+) -> Option<Result<T, RequestPerMinute>> {
+    let mut queries = [Query::NONE; N];
+    for (query, BorrowedCharge { rule, key, cost, cost_kind }) in queries.iter_mut().zip(charges) {
+        let key = key.counter_key().filter(|_| *cost_kind == CostKind::Fixed)?;
+        if !can_be_attempted(rule, *cost) || rule.prefetch() > 1 || *cost > rule.limit() {
+            return None;
+        }
+        *query = Query::new(rule, key, *cost);
+    }
+    if queries.iter().any(|query| engine.settlements().has(query.id)) {
+        return None;
     }
     match engine.backend().try_charge_all(&mut queries) {
         Attempt::Admitted => {
@@ -192,10 +230,10 @@ pub(super) fn attempt_all<'a, T>(
                 return None; // which one is named depends on what others hold
             };
             let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule.limit()));
-            let is_its_key = |charge: BorrowedCharge<'_>| {
+            let is_its_key = |charge: &BorrowedCharge<'_>| {
                 charge.rule.prefix() != rule.prefix() || charge.key.counter_key() == Some(*key)
             };
-            Some(Err(settings.named(refusal, key.filter(|_| charges.clone().all(is_its_key)))))
+            Some(Err(engine.settings().named(refusal, key.filter(|_| charges.iter().all(is_its_key)))))
         }
         Attempt::Pending | Attempt::Unsupported => None,
     }

@@ -52,7 +52,7 @@ impl Backend for BackendKind {
     }
 
     #[inline]
-    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> Attempt {
+    fn try_charge_all<const N: usize>(&self, queries: &mut [Query<'_>; N]) -> Attempt {
         match self {
             Self::Memory(memory) => memory.try_charge_all(queries),
             Self::None | Self::Other(_) => Attempt::Unsupported,

@@ -102,7 +102,12 @@ impl Settlements {
     /// True if a settlement of this counter is in flight.
     #[inline]
     pub(crate) fn has(&self, counter: CounterId) -> bool {
-        !self.is_empty() && self.lock().contains_key(&counter)
+        !self.is_empty() && self.is_in_flight(counter)
+    }
+
+    #[cold]
+    fn is_in_flight(&self, counter: CounterId) -> bool {
+        self.lock().contains_key(&counter)
     }
 
     /// Waits for all settlements, for at most the deadline. What is repeated then is tried until that time, and

@@ -24,6 +24,7 @@ use crate::{
 mod counter_table;
 #[cfg(all(test, model_check))]
 mod model_check;
+mod several;
 mod tables;
 #[cfg(all(test, not(model_check)))]
 mod tests;
@@ -58,9 +59,6 @@ struct MemoryShard {
     /// Number of counters from which on all expired ones are dropped before an insertion.
     sweep_above: usize,
 }
-
-/// The largest number of counters that one attempt charges. It keeps their locks on the stack.
-const MAX_AT_ONCE: usize = 8;
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 /// Shards with fewer counters are not swept: 4,096 counters in all.
@@ -109,51 +107,17 @@ impl Memory {
         id: CounterId,
         rule: &Rule,
         cost: u64,
+        known_ms: Option<u64>,
         outcome: &mut Outcome,
     ) -> Option<(bool, u64)> {
         let MemoryShard { latest_us, counters, .. } = shard;
-        let mut time = LockedTime { clock: &self.clock, latest_us, read_us: 0 };
+        let mut time = LockedTime { clock: &self.clock, latest_us, read_us: 0, known_ms };
         if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, outcome) {
             return Some((fits, time.read_us));
         }
         let now_us = time.us();
         *outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
         Some((outcome.fits(), now_us))
-    }
-
-    /// Charges one counter after another. If a cost does not fit, the others are refunded: no other
-    /// call has seen them, as their shards stay locked.
-    ///
-    /// Returns whether all fit. `None` if there is no room for a counter.
-    fn charge_all(
-        &self,
-        queries: &mut [Query<'_>],
-        earlier_fit: bool,
-        locked: Option<(usize, &mut MemoryShard)>,
-    ) -> Option<bool> {
-        let Some((query, later)) = queries.split_first_mut() else { return Some(true) };
-        let Query { rule, id, cost, .. } = *query;
-        let index = shard_of(&id);
-        let mut guard;
-        let shard = match locked {
-            Some((locked, shard)) if locked == index => shard,
-            _ => {
-                guard = self.shard(index);
-                &mut *guard
-            }
-        };
-        let mut outcome = Outcome::NONE;
-        let (fits, charged_us) = self.charge_one(shard, id, rule, cost, &mut outcome)?;
-        query.outcome = outcome;
-        let all_fit = match earlier_fit && fits {
-            all_fit if later.is_empty() => Some(all_fit),
-            earlier_fit => self.charge_all(later, earlier_fit, Some((index, shard))),
-        };
-        if fits && all_fit != Some(true) {
-            // At the time of the charge: later, a part of it may have refilled.
-            self.refund_locked(shard, id, rule, cost, outcome.receipt, charged_us);
-        }
-        all_fit
     }
 
     /// Locks the shards of some counters, each once and in order.
@@ -371,7 +335,7 @@ impl Memory {
 impl MemoryShard {
     /// The time of a decision, see [`LockedTime`].
     fn now_us(&mut self, clock: &Clock) -> u64 {
-        LockedTime { clock, latest_us: &mut self.latest_us, read_us: 0 }.us()
+        LockedTime { clock, latest_us: &mut self.latest_us, read_us: 0, known_ms: None }.us()
     }
 
     /// Changes a counter. `None` if it is not stored.
@@ -398,31 +362,16 @@ impl Backend for Memory {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
         let Query { rule, id, cost, .. } = *query;
-        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, &mut query.outcome) {
+        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, None, &mut query.outcome) {
             Some((true, _)) => Attempt::Admitted,
             Some((false, _)) => Attempt::Denied,
             None => Attempt::Unsupported, // the general way decides on a full store
         }
     }
 
-    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> Attempt {
-        // A denied call stores new counters until it undoes them: `MAX_AT_ONCE` at most, and one such call
-        // at a time in each shard. With room for all of them, no other call finds the store full.
-        let room = SHARDS * MAX_AT_ONCE;
-        if queries.len() > MAX_AT_ONCE || self.stored.load(Ordering::Relaxed) + room > self.capacity {
-            return Attempt::Unsupported;
-        }
-        // In one order of all callers, so that no two of them wait for each other's locks.
-        queries.sort_unstable_by_key(|query| query.id);
-        // Charges of one counter are merged first.
-        if queries.windows(2).any(|two| two[0].id == two[1].id) {
-            return Attempt::Unsupported;
-        }
-        match self.charge_all(queries, true, None) {
-            Some(true) => Attempt::Admitted,
-            Some(false) => Attempt::Denied,
-            None => Attempt::Unsupported,
-        }
+    #[inline]
+    fn try_charge_all<const N: usize>(&self, queries: &mut [Query<'_>; N]) -> Attempt {
+        self.charge_several(queries)
     }
 
     fn receipt(&self, receipt: CounterReceipt) -> CounterReceipt {

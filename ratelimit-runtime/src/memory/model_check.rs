@@ -139,6 +139,28 @@ fn two_counters_are_charged_together_in_whichever_order_they_are_named() {
     });
 }
 
+/// Of three counters, two are in one shard.
+#[test]
+fn attempts_on_several_counters_do_not_wait_for_each_other() {
+    every_order(|| {
+        let scene = MemoryScene::new(ROOMY);
+        let attempt = |scene: &MemoryScene, keys: [Key; 3]| {
+            let mut queries = keys.each_ref().map(|key| Query::new(&ONE, Some(key), 1));
+            matches!(scene.store.try_charge_all(&mut queries), Attempt::Admitted)
+        };
+        let keys = || [key_in(0, 0), key_in(1, 0), key_in(0, 1)];
+        let other = start(&scene, move |scene| {
+            let [first, second, third] = keys();
+            attempt(scene, [second, third, first])
+        });
+        assert_ne!(attempt(&scene, keys()), other.join().unwrap());
+        for (shard, nth) in [(0, 0), (1, 0), (0, 1)] {
+            assert_eq!(scene.used(ONE, &counter_in(shard, nth)), 1);
+        }
+        assert_eq!(scene.stored(), 3);
+    });
+}
+
 #[test]
 fn of_two_counters_none_is_charged_if_one_is_used_up() {
     every_order(|| {

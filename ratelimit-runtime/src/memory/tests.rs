@@ -106,7 +106,10 @@ proptest! {
             clock.advance(Duration::from_millis(later_ms));
             let mut queries: Vec<_> =
                 rules.iter().zip(&keys).zip(&costs).map(|((rule, key), cost)| Query::new(rule, Some(key), *cost)).collect();
-            let attempt = attempted.try_charge_all(&mut queries);
+            let attempt = match queries.first_chunk_mut::<3>() {
+                Some(queries) => attempted.try_charge_all(queries),
+                None => attempted.try_charge_all(queries.first_chunk_mut::<2>().unwrap()),
+            };
 
             let charge = |((rule, key), cost): ((&Rule, &Key), &u64)| {
                 Charge::new(*rule, CounterName::new("", rule, Some(key)), *cost)

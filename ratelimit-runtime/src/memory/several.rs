@@ -1,0 +1,88 @@
+//! One attempt on the counters of several rules.
+
+use std::sync::atomic::Ordering;
+
+use super::{Memory, MemoryShard, SHARDS, shard_of};
+use crate::{
+    backend::{Attempt, MAX_AT_ONCE, Query},
+    decision::Outcome,
+    sync::SpinMutexGuard,
+};
+
+impl Memory {
+    /// The code is short, as the number of charges is known when it is compiled.
+    #[inline]
+    pub(super) fn charge_several<const N: usize>(&self, queries: &mut [Query<'_>; N]) -> Attempt {
+        const { assert!(N <= MAX_AT_ONCE) };
+        // A denied call stores new counters until it undoes them: `MAX_AT_ONCE` at most, and one such call
+        // at a time in each shard. With room for all of them, no other call finds the store full.
+        if self.stored.load(Ordering::Relaxed) + SHARDS * MAX_AT_ONCE > self.capacity {
+            return Attempt::Unsupported;
+        }
+        // In one order of all callers, so that no two of them wait for each other's locks.
+        let mut ordered = queries.each_mut();
+        for end in (1..N).rev() {
+            for at in 0..end {
+                let [first, second] = [ordered[at].id, ordered[at + 1].id];
+                if first == second {
+                    return Attempt::Unsupported; // charges of one counter are merged first
+                }
+                if second < first {
+                    ordered.swap(at, at + 1);
+                }
+            }
+        }
+        let mut shards = [const { None }; N];
+        let mut locked = SHARDS;
+        for (shard, query) in shards.iter_mut().zip(&ordered) {
+            let index = shard_of(&query.id);
+            if index != locked {
+                *shard = Some(self.shard(index));
+                locked = index;
+            }
+        }
+        let now_ms = Some(self.clock.now_ms()); // under all locks, see `try_charge`
+        let mut charged_us = [0; N];
+        let mut shard = None;
+        let mut attempt = Attempt::Admitted;
+        for ((locked, query), charged_us) in shards.iter_mut().zip(&mut ordered).zip(&mut charged_us) {
+            shard = locked.as_deref_mut().or(shard);
+            let Some(shard) = shard.as_deref_mut() else { break };
+            let Query { rule, id, cost, .. } = **query;
+            let mut outcome = Outcome::NONE;
+            let Some((fits, us)) = self.charge_one(shard, id, rule, cost, now_ms, &mut outcome) else {
+                attempt = Attempt::Unsupported;
+                break;
+            };
+            (query.outcome, *charged_us) = (outcome, us);
+            if !fits {
+                attempt = Attempt::Denied;
+            }
+        }
+        if !matches!(attempt, Attempt::Admitted) {
+            self.undo(&mut shards, &ordered, &charged_us);
+        }
+        attempt
+    }
+
+    /// Refunds the charges of an attempt. No other call has seen them, as their shards are still locked.
+    #[cold]
+    fn undo(
+        &self,
+        shards: &mut [Option<SpinMutexGuard<'_, MemoryShard>>],
+        queries: &[&mut Query<'_>],
+        charged_us: &[u64],
+    ) {
+        let mut shard = None;
+        for ((locked, query), charged_us) in shards.iter_mut().zip(queries).zip(charged_us) {
+            shard = locked.as_deref_mut().or(shard);
+            let Query { rule, id, cost, outcome, .. } = **query;
+            if let Some(shard) = shard.as_deref_mut()
+                && outcome.fits()
+            {
+                // At the time of the charge: later, a part of it may have refilled.
+                self.refund_locked(shard, id, rule, cost, outcome.receipt, *charged_us);
+            }
+        }
+    }
+}
