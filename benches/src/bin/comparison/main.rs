@@ -1,6 +1,6 @@
 //! This crate beside other limiters and the script of Redis' documentation, under the same traffic.
 //!
-//! `cargo run --release -p ratelimit-benches --bin comparison > docs/comparison.md`. It takes some five minutes.
+//! `cargo run --release -p ratelimit-benches --bin comparison > docs/comparison.md`. It takes some six minutes.
 //!
 //! Each limiter has servers of its own and its default settings. Rows that another limiter wins
 //! come first.
