@@ -203,9 +203,9 @@ fn attempt_rules<T>(
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // in one place for each number
-fn attempt_some<'a, const N: usize, T>(
+fn attempt_some<const N: usize, T>(
     engine: &Engine,
-    charges: &[BorrowedCharge<'a>; N],
+    charges: &[BorrowedCharge<'_>; N],
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     let mut queries = [Query::NONE; N];
@@ -221,7 +221,9 @@ fn attempt_some<'a, const N: usize, T>(
     }
     match engine.backend().try_charge_all(&mut queries) {
         Attempt::Admitted => {
-            queries.iter().for_each(|query| observe::admitted(query.rule, query.outcome.remaining));
+            for query in &queries {
+                observe::admitted(query.rule, query.outcome.remaining);
+            }
             Some(Ok(admit(&queries)))
         }
         Attempt::Denied => {

@@ -237,12 +237,12 @@ impl MemoryState for Bucket {
     /// The time of the last write is unknown after the clock was set back: it counts as written
     /// just now.
     fn correct_clock(&mut self, _rule: &Rule, now_us: u64) {
-        let (now_ms, level) = (millis(now_us), *self.level());
+        let (time_ms, level) = (millis(now_us), *self.level());
         if let Some(ban) = level.banned() {
-            *self = Self::Plain(BucketLevel::of_ban(ban.corrected(now_ms)));
-        } else if now_ms < level.written_ms() {
-            let full_at_ms = level.full_at_ms - level.written_ms() + now_ms;
-            *self = Self::Plain(BucketLevel { full_at_ms, written_ms: written(now_ms), ..level });
+            *self = Self::Plain(BucketLevel::of_ban(ban.corrected(time_ms)));
+        } else if time_ms < level.written_ms() {
+            let full_at_ms = level.full_at_ms - level.written_ms() + time_ms;
+            *self = Self::Plain(BucketLevel { full_at_ms, written_ms: written(time_ms), ..level });
         }
     }
 
@@ -266,25 +266,25 @@ impl MemoryState for Bucket {
     }
 
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
-        let (params, now_ms) = (BucketParams::of(query.rule), millis(now_us));
-        if now_ms >= self.level().full_at_ms {
-            *self = Self::Plain(BucketLevel::full(now_ms));
+        let (params, time_ms) = (BucketParams::of(query.rule), millis(now_us));
+        if time_ms >= self.level().full_at_ms {
+            *self = Self::Plain(BucketLevel::full(time_ms));
         }
         let (level, lows) = self.parts();
-        let deficit = storable(level.deficit_at(&params, now_ms));
-        level.write(&params, now_ms, deficit + amount * params.unit);
+        let deficit = storable(level.deficit_at(&params, time_ms));
+        level.write(&params, time_ms, deficit + amount * params.unit);
         let (level, settles) = (*level, query.settles && !params.is_queue);
         match lows {
             Some(lows) => {
                 lows.note(deficit);
                 if settles {
-                    lows.push(now_ms, level.deficit);
+                    lows.push(time_ms, level.deficit);
                 }
                 self.tidy();
             }
             None if settles => {
                 let mut lows = Lows::default();
-                lows.push(now_ms, level.deficit);
+                lows.push(time_ms, level.deficit);
                 *self = Self::Settles(Box::new((level, lows)));
             }
             None => {}
@@ -347,16 +347,16 @@ impl MemoryState for Bucket {
             return 0;
         }
         let params = BucketParams::of(rule);
-        let now_ms = millis(now_us).max(level.written_ms()); // the clock may have been set back
-        let deficit = storable(level.deficit_at(&params, now_ms));
+        let time_ms = millis(now_us).max(level.written_ms()); // the clock may have been set back
+        let deficit = storable(level.deficit_at(&params, time_ms));
         let charged = cost.saturating_mul(params.unit);
         let mut not_refilled = 0;
         let back = if params.is_queue {
             if level.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
-        } else if receipt[0] > now_ms {
+        } else if receipt[0] > time_ms {
             0 // the clock was set back since: nobody knows how much was refilled
         } else {
-            let refills = level.refills_to_come(&params, receipt[0]) - level.refills_to_come(&params, now_ms);
+            let refills = level.refills_to_come(&params, receipt[0]) - level.refills_to_come(&params, time_ms);
             not_refilled = charged.saturating_sub(refills.saturating_mul(params.refill));
             let lowest = lows.as_mut().map_or(0, |lows| {
                 lows.note(deficit);
@@ -365,12 +365,12 @@ impl MemoryState for Bucket {
             not_refilled.max(charged.min(lowest)).min(deficit)
         };
         if let Some(lows) = lows.filter(|_| back > 0) {
-            lows.refund(receipt[0], now_ms, back, not_refilled, deficit - back);
+            lows.refund(receipt[0], time_ms, back, not_refilled, deficit - back);
         }
         match deficit - back {
             _ if back == 0 => {}
-            0 => *level = BucketLevel::full(now_ms),
-            left => level.write(&params, now_ms, left),
+            0 => *level = BucketLevel::full(time_ms),
+            left => level.write(&params, time_ms, left),
         }
         self.tidy();
         back.div_ceil(params.unit)
