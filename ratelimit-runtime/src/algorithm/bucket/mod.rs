@@ -370,7 +370,12 @@ impl MemoryState for Bucket {
         match deficit - back {
             _ if back == 0 => {}
             0 => *level = BucketLevel::full(time_ms),
-            left => level.write(&params, time_ms, left),
+            left => {
+                let full_at_ms = level.full_at_ms;
+                level.write(&params, time_ms, left);
+                // A rule whose count is lower than that of later charges would put it off.
+                level.full_at_ms = level.full_at_ms.min(full_at_ms);
+            }
         }
         self.tidy();
         back.div_ceil(params.unit)

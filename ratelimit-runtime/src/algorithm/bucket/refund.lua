@@ -55,6 +55,7 @@ if deficit == 0 then
   return refunded
 end
 local later = ((deficit + -deficit % refill) / refill - intervals(left)) * interval
+later = math.min(0, later) -- a rule whose count is lower than that of later charges would put it off
 full = full + later
 value = struct.pack('<ddd', full, left + later, deficit)
 local low, last = deficit, 0

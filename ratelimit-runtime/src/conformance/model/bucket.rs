@@ -114,7 +114,7 @@ pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunde
     note_deficit(counter, deficit - back);
     if back > 0 {
         let deficit = deficit - back;
-        let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come) * refill_ms(rule);
+        let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come).min(0) * refill_ms(rule);
         counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
     }
     ceil(back, unit(rule))

@@ -157,3 +157,26 @@ async fn a_changed_count_changes_the_rate_of_a_token_bucket() {
         }
     }
 }
+
+/// Its rule would need 250 million weeks for what the other rule has charged. So late a time is no exact
+/// number in a script.
+#[tokio::test]
+async fn a_refund_of_a_slow_rule_does_not_put_off_the_time_when_a_bucket_is_full() {
+    let week = 7 * DAY;
+    for refill in [Refill::Interval, Refill::Greedy] {
+        for timed in Timed::both().await {
+            let slow = Rule::new("item", 1, week).with_algorithm(bucket(1, refill));
+            let most = if refill == Refill::Interval { 500_000_000 } else { 7_000_000 };
+            let fast = Rule::new("item", most, week).with_algorithm(bucket(most, refill));
+            let (limiter, key) = (&timed.limiter, fresh_key());
+            let permit = limiter.acquire(&slow, key).await.unwrap();
+            limiter.acquire_n(&fast, key, most / 2).await.unwrap();
+            let before = peek(&timed, &fast, key).await;
+            assert_eq!(permit.refund().await.unwrap(), 1, "{}", timed.of(&slow));
+            let after = peek(&timed, &fast, key).await;
+            assert_eq!(after.remaining(), before.remaining() + 1, "{}", timed.of(&slow));
+            assert!(after.reset_after() <= before.reset_after(), "{}", timed.of(&slow));
+            assert!(peek(&timed, &slow, key).await.reset_after() <= week, "{}", timed.of(&slow));
+        }
+    }
+}
