@@ -68,7 +68,11 @@ fn try_acquire_rule(
     match try_charge(engine, &mut query, None) {
         Attempt::Admitted => Some(Decided::Admitted),
         Attempt::Denied => {
-            *refused = Some(exceeded(engine, rule, key, cost, &query.outcome));
+            // Made in its place: a copy of it takes longer than the decision.
+            let refused = refused.insert(RequestPerMinute::exceeded(rule, cost, &query.outcome.decision(rule.limit())));
+            if needs_record(engine) {
+                record(engine, refused, key);
+            }
             Some(Decided::Refused)
         }
         Attempt::Pending | Attempt::Unsupported => None,
@@ -85,9 +89,11 @@ pub(super) fn exceeded(
     cost: u64,
     outcome: &Outcome,
 ) -> RequestPerMinute {
-    let refused = || RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
-    // Without a borrow of it, a refusal is written where its caller wants it.
-    if needs_record(engine) { recorded(engine, refused(), key) } else { refused() }
+    let mut refused = RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
+    if needs_record(engine) {
+        record(engine, &mut refused, key);
+    }
+    refused
 }
 
 #[inline]
@@ -96,9 +102,11 @@ fn needs_record(engine: &Engine) -> bool {
 }
 
 #[cold]
-fn recorded(engine: &Engine, refused: RequestPerMinute, key: Option<&Key>) -> RequestPerMinute {
-    observe::refused(&refused);
-    engine.settings().named(refused, key)
+fn record(engine: &Engine, refused: &mut RequestPerMinute, key: Option<&Key>) {
+    observe::refused(refused);
+    if engine.settings().names_keys {
+        *refused = engine.settings().named(refused.clone(), key);
+    }
 }
 
 /// The one attempt on a charge. The general way decides what it does not:
