@@ -101,7 +101,9 @@ async fn long_steps_and_much_memory() {
         })),
     );
     let (answered, longest) = neighbours.finish().await;
-    assert!(endless.0 == 422 && endless.1.starts_with("interrupted after 4"), "{endless:?}");
+    // The time given begins some milliseconds before the query runs.
+    let is_interrupted = ["interrupted after 39", "interrupted after 4"].iter().any(|text| endless.1.starts_with(text));
+    assert!(endless.0 == 422 && is_interrupted, "{endless:?}");
     assert_eq!(too_much, (422, "the query needs more memory than a query has here, 64 MiB".into()));
     assert_eq!(hogs, [200; 6]);
     assert!(answered > 10, "{answered} queries of others");
