@@ -23,28 +23,15 @@
 //! # });
 //! ```
 //!
-//! - **Name.** `prefix` is the name of the rule. Functions with the same prefix, key, algorithm and
-//!   period share one counter.
-//! - **Period.** `ttl` and `unit`, or `period = "1m"`.
-//! - **Key.** `key` says who is counted. Without it, all calls share one counter.
-//! - **Error.** [`RequestPerMinute`] is the error of a refused call, whatever the period is. The
-//!   error type of the function needs a `From<RequestPerMinute>`. With `on_limit = Return(value)`, a
-//!   function returns this value instead, and may return any type.
-//! - **Waiting.** With `on_limit = Wait(max = "30s")`, a call over the limit waits for its turn.
-//! - **Algorithms.** `algorithm = ..` chooses between fixed windows, sliding windows, a log, a token
-//!   bucket and a leaky bucket: see [`Algorithm`].
-//! - **Costs.** `cost = ..` says how much of the count a call takes; by default 1. It is a
-//!   number, or an amount that is known when the call ends, such as bytes or its running time.
-//! - **Concurrent calls** are limited by [`limit_concurrent_requests`].
-//! - **Functions that are not async** have the word `blocking` in the attribute. Async code calls
-//!   them inside `tokio::task::spawn_blocking`.
-//!
-//! [`limit_request_per_time`] describes all arguments. The crate needs tokio.
+//! `prefix` names the rule, and `key` says who is counted. The error type of the function needs a
+//! `From<RequestPerMinute>`. [`limit_request_per_time`] describes all arguments: waiting, costs,
+//! [algorithms](Algorithm), functions that are not async. [`limit_concurrent_requests`] limits calls
+//! that run at once. The crate needs tokio.
 //!
 //! # Redis
 //!
-//! By default, limits are counted in process memory. To share them, install a limiter once, at the
-//! start of the program:
+//! By default, limits are counted in process memory. A program shares them if it installs a limiter
+//! once, at its start. Libraries use the installed one, or take a `&Limiter` as an argument.
 //!
 //! ```no_run
 //! # async fn start() -> Result<(), ratelimit_runtime::SetupError> {
@@ -58,27 +45,17 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A second `install` in the process is a [`SetupError`]. So only programs install one. A library
-//! uses the installed one, or takes a `&Limiter` as an argument.
-//!
 //! While the server is away, each process counts alone, by default. It then admits its share: the
 //! count divided by [`Builder::instances`]. If that is not set, **each process admits the whole
 //! count**. [`OnStoreError`] has other policies: refuse, wait, or admit every call.
 //!
-//! # Without the attribute
+//! # Where to go on
 //!
-//! - Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`] and
-//!   [`Limiter::acquire_blocking`].
-//! - A layer limits the requests to a web server: see [`web`].
-//! - A client keeps within the limits of the servers that it calls: see [`client`].
-//!
-//! # Guide
-//!
-//! The [`guide`] has [recipes](guide::recipes), says [which algorithm to choose](guide::choosing), [how to
-//! set up Redis](guide::redis), [what happens when it fails](guide::failures) and [how to test
-//! limits](guide::testing). It explains [each log event and metric](guide::operations), and lists
-//! [the cases in which more calls are admitted](guide::promises#limits-of-the-promises). [A
-//! glossary](guide#words) defines the words.
+//! - The [`guide`]: [which algorithm](guide::choosing), [recipes](guide::recipes),
+//!   [Redis](guide::redis), [failures](guide::failures), [operations](guide::operations),
+//!   [tests](guide::testing), and [the words](guide#words) that these pages use.
+//! - Limits without the attribute: [`Rule`] and [`Limiter::acquire`].
+//! - Limits on requests to a web server: [`web`]. On calls to other servers: [`client`].
 //!
 //! # Features
 //!
@@ -86,15 +63,12 @@
 //! |---|---|
 //! | `macros` (default) | the attributes, and `derive(RateKey)` |
 //! | `redis` (default) | the Redis store |
-//! | `rustls` | Redis over TLS: `rediss://`, `rediss+cluster://` and `rediss+sentinel://` |
-//! | `metrics` | [metrics](guide::operations#metrics), through the crate [`metrics`](https://docs.rs/metrics) |
-//! | `config` | rules in a file that may change while the program runs, or in `RATELIMIT_RULES`: see [`config`] |
-//! | `tower` | [`web::RateLimitLayer`], a layer that limits HTTP and gRPC requests, for `tower` 0.5 |
-//! | `axum` | `RequestPerMinute` as a response of `axum` 0.8; beside `tower`, also the peer's address as a key |
-//! | `actix-web` | [`web::RateLimitLayer`] as middleware of `actix-web` 4, and `RequestPerMinute` as its response |
-//! | `client` | [`client::Outgoing`], a layer that keeps outgoing calls within the limits that servers announce |
-//! | `reqwest-middleware` | [`client::Outgoing`] as a middleware for `reqwest` 0.13, with `reqwest-middleware` 0.5 |
-//! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits until a rule admits it |
+//! | `rustls` | Redis over TLS |
+//! | `metrics` | [metrics](guide::operations#metrics) |
+//! | `config` | rules in a file, which may change while the program runs: see [`config`] |
+//! | `tower`, `axum`, `actix-web` | [`web::RateLimitLayer`], and [`RequestPerMinute`] as a response |
+//! | `client`, `reqwest-middleware` | [`client::Outgoing`], for calls to servers that announce limits |
+//! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits for its turn |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that [a store of your own](guide::own_store) has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -13,6 +13,7 @@ mod lints;
 mod methods;
 mod names;
 mod neighbours;
+mod readme;
 mod returned;
 mod rules;
 mod stacked;
