@@ -1,4 +1,5 @@
 //! The memory store when it is full: what a counter takes, and what a call costs that finds no room.
+//! And the longest calls while counters that have expired are dropped.
 //!
 //! `cargo run --release -p ratelimit-benches --bin full_memory`
 
@@ -7,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ratelimit_runtime::{Algorithm, Cause, Limiter, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, Rule};
 
 const KEYS: u64 = 1_000_000;
 const CALLS: u64 = 1_000_000;
@@ -41,6 +42,34 @@ async fn main() {
         println!("  call of a stored key    {known:?}");
         println!("  refusal of a new key    {refused:?}, {:.2} of it", refused.as_secs_f64() / known.as_secs_f64());
     }
+    for keys in [100_000, KEYS, 10 * KEYS] {
+        sweep(keys).await;
+    }
+}
+
+/// Calls of as many new keys as there are expired counters. Expired counters are dropped on the way.
+async fn sweep(keys: u64) {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder("memory://")
+        .clock(clock.clone())
+        .max_keys(usize::try_from(2 * keys).expect("fits"))
+        .build()
+        .await
+        .expect("valid settings");
+    let rule = Rule::new("sweep", 1, Duration::from_secs(60));
+    for key in 0..keys {
+        limiter.acquire(&rule, key).await.expect("there is room");
+    }
+    clock.advance(Duration::from_secs(61));
+    let mut times = Vec::with_capacity(usize::try_from(keys).expect("fits"));
+    for key in keys..2 * keys {
+        let started = Instant::now();
+        limiter.acquire(&rule, key).await.expect("there is room");
+        times.push(started.elapsed());
+    }
+    times.sort_unstable();
+    let [median, p999, longest] = [500, 999, 1000].map(|at| times[(times.len() * at / 1000).min(times.len() - 1)]);
+    println!("{keys} expired counters, calls of new keys: median {median:?}, p99.9 {p999:?}, longest {longest:?}");
 }
 
 /// One call on average, over keys in no order that a cache would like.

@@ -1,6 +1,7 @@
 //! The rows of the table: what is measured, against what, and which ratio is wanted.
 
 pub(crate) const MANY: u64 = 900_000;
+const GROWN: u64 = 10_000_000;
 /// Sizes are measured up to this number of keys.
 pub(crate) const LARGEST: u64 = 2_000_000;
 
@@ -143,6 +144,10 @@ impl Case {
             let scenes = [1, 1_000, MANY].into_iter().flat_map(|keys| [(keys, false), (keys, true)]);
             scenes.map(move |(keys, text)| Self { text, keys, ..case })
         });
+        // How a call grows with the number of keys.
+        let growth = [Name::FixedWindow, Name::TokenBucket]
+            .into_iter()
+            .flat_map(|name| [10_000, 100_000, GROWN].map(|keys| Self { name, keys, ..first }));
         let sizes = Name::ALL.into_iter().flat_map(|name| {
             [false, true].map(|text| Self {
                 way: Way::Size,
@@ -154,7 +159,7 @@ impl Case {
                 ..first
             })
         });
-        calls.chain(sizes).filter(Self::is_possible).collect()
+        calls.chain(growth).chain(sizes).filter(Self::is_possible).collect()
     }
 
     fn is_possible(&self) -> bool {
@@ -180,6 +185,9 @@ impl Case {
             Self { way: Way::Size, .. } => "",
             Self { keys: 1, .. } => "1",
             Self { keys: 1_000, .. } => "1,000",
+            Self { keys: 10_000, .. } => "10,000",
+            Self { keys: 100_000, .. } => "100,000",
+            Self { keys: GROWN, .. } => "10,000,000",
             _ => "900,000",
         }
     }

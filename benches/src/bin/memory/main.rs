@@ -116,7 +116,7 @@ fn table(words: &[&str]) {
     let wanted = others.iter().filter(|row| row.loss().is_some()).count();
     for (title, rows) in [("missed", &missed), ("held, or nothing is wanted", &others)] {
         println!(
-            "{title:<60}{:<9}{:>9}{:>11}{:>10}{:>10}{:>7}{:>7}{:>8}{:>8}",
+            "{title:<60}{:<9}{:>11}{:>11}{:>10}{:>10}{:>7}{:>7}{:>8}{:>8}",
             "", "keys", "", "ours", "other", "ratio", "±", "allocs", "wanted"
         );
         for row in rows {
@@ -157,7 +157,7 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { case, kind, figures } = self;
         let Figures { ours, other, ratio, scatter, allocations, wrong } = figures;
-        write!(f, "{:<60}{:<9}{:>9}{kind:>11}", case.title(), case.key_type(), case.count())?;
+        write!(f, "{:<60}{:<9}{:>11}{kind:>11}", case.title(), case.key_type(), case.count())?;
         write!(f, "{ours:>10.1}{other:>10.1}{ratio:>7.2}{scatter:>7.2}{allocations:>8}")?;
         match case.wanted() {
             Some(wanted) => write!(f, "{wanted:>8}")?,

@@ -85,7 +85,7 @@ async fn with_limiter<K: RateKey, const R: bool>(limiter: &Limiter, id: K) -> An
 
 /// A limiter with room for all counters of a row. Rows are run in processes of their own, so it can be installed.
 pub(crate) fn limiter(case: &Case) -> &'static Limiter {
-    let mut builder = Limiter::builder("memory://").max_keys(4_000_000);
+    let mut builder = Limiter::builder("memory://").max_keys(20_000_000);
     match case.on {
         On::Installed | On::Own => {}
         On::Namespace => builder = builder.namespace("tenant-1"),

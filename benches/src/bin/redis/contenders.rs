@@ -2,12 +2,10 @@
 
 use std::{
     collections::HashMap,
-    fmt::Write as _,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use futures_util::StreamExt as _;
 use limitador_0_6::{
     AsyncRateLimiter,
     limit::{Limit, Namespace},
@@ -16,7 +14,7 @@ use limitador_0_6::{
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Limiter, OnStoreError, Rule};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value,
+    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
     aio::{ConnectionLike as _, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection},
     cluster::ClusterClient,
     cluster_async::ClusterConnection,
@@ -28,9 +26,9 @@ use trypema::{
     redis::{RedisKey, RedisRateLimiterProvider},
 };
 
-use crate::place::Place;
+use crate::{place::Place, scripts::Script};
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 const HOUR_MS: u64 = 3_600_000;
 /// A machine that is busy with something else is no outage.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,6 +36,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ours,
+    /// Counted in this process.
+    InMemory,
+    /// Counted on a cluster.
+    InCluster,
+    /// So many limiters, each with a connection of its own.
+    Several(u8),
     /// Each decision in a call of its own.
     OneByOne,
     /// Each refusal the server's.
@@ -53,12 +57,6 @@ pub(crate) enum Kind {
     Limitador,
     LimitadorCached,
 }
-
-/// The script that the documentation of `INCR` suggests. It counts refused calls, too.
-const USERS: &str = "\
-local count = redis.call('INCR', KEYS[1])
-if count == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return count <= tonumber(ARGV[1]) and count or -1";
 
 impl Kind {
     pub(crate) const ALL: [Self; 10] = [
@@ -77,6 +75,10 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ours => "ratelimit-runtime",
+            Self::InMemory => "  in memory",
+            Self::InCluster => "  on a cluster of three",
+            Self::Several(4) => "  4 connections",
+            Self::Several(_) => "  16 connections",
             Self::OneByOne => "  coalescing off",
             Self::Forgetful => "  denial cache off",
             Self::Prefetching => "  prefetch of 100",
@@ -91,7 +93,7 @@ impl Kind {
 
     /// True if its count can be read on the server at once.
     pub(crate) fn counts_at_once(self) -> bool {
-        !matches!(self, Self::LimitadorCached | Self::Prefetching | Self::Users)
+        !matches!(self, Self::LimitadorCached | Self::Prefetching | Self::Users | Self::InMemory)
     }
 
     /// True if it reads keys by a command of its own, and not in a script.
@@ -119,6 +121,7 @@ impl Kind {
 /// One of the limiters, that many callers ask.
 pub(crate) enum Contender {
     Ours(Arc<(Limiter, Rule)>),
+    Several(Arc<Vec<(Limiter, Rule)>>),
     Raw(Arc<(MultiplexedConnection, Script)>),
     RawCluster(Arc<(ClusterConnection, Script)>),
     Trypema(Arc<(Arc<RedisRateLimiterProvider>, RateLimit)>),
@@ -127,11 +130,11 @@ pub(crate) enum Contender {
 }
 
 impl Contender {
-    /// Connects to servers, on this runtime. It admits `count` calls of a key within the hour.
-    pub(crate) async fn new(kind: Kind, place: &Place, count: u64) -> Self {
-        let rule = Rule::new("item", count, HOUR);
+    /// Connects to servers, on this runtime. Other limiters count in windows of an hour.
+    pub(crate) async fn new(kind: Kind, place: &Place, rule: Rule) -> Self {
+        let count = rule.count();
         match kind {
-            Kind::Ours | Kind::OneByOne | Kind::Forgetful | Kind::Prefetching => {
+            Kind::Ours | Kind::InMemory | Kind::InCluster | Kind::OneByOne | Kind::Forgetful | Kind::Prefetching => {
                 let rule = match kind {
                     Kind::Forgetful => rule.with_denial_cache(false),
                     Kind::Prefetching => rule.with_prefetch(100),
@@ -139,20 +142,27 @@ impl Contender {
                 };
                 Self::Ours(Arc::new((limiter(&place.url(), kind != Kind::OneByOne).await, rule)))
             }
+            Kind::Several(connections) => {
+                let mut limiters = Vec::new();
+                for _ in 0..connections {
+                    limiters.push((limiter(&place.url(), true).await, rule));
+                }
+                Self::Several(Arc::new(limiters))
+            }
             Kind::Users | Kind::Raw => {
                 let script = match kind {
-                    Kind::Users => Script::of_users(count, place).await,
-                    _ => Script::of_ours(count).await,
+                    Kind::Users => Script::of_users(rule, place).await,
+                    _ => Script::of_ours(rule).await,
                 };
                 // So that the servers know the script.
                 let teacher = limiter(&place.url(), false).await;
-                let teaching = Rule::new("teaching", count, HOUR);
+                let teaching = Rule::new("teaching", count, rule.period()).with_algorithm(rule.algorithm());
                 for key in 0..100 {
                     teacher.acquire(&teaching, key).await.expect("an admitted call");
                     teacher.reset(&teaching, key).await.expect("an answer");
                 }
                 match place {
-                    Place::Single(_) | Place::Elsewhere(_) => {
+                    Place::Single(_) | Place::Elsewhere(_) | Place::Memory => {
                         let client = Client::open(address(&place.url())).expect("an address");
                         let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
                         let connection = client.get_multiplexed_async_connection_with_config(&patient).await;
@@ -213,17 +223,24 @@ impl Asked for (Limiter, Rule) {
     }
 }
 
+impl Asked for Vec<(Limiter, Rule)> {
+    async fn admits(&self, key: u64) -> bool {
+        let at = fastrand::usize(..self.len());
+        self[at].admits(key).await
+    }
+}
+
 impl Asked for (MultiplexedConnection, Script) {
     async fn admits(&self, key: u64) -> bool {
         let (connection, script) = self;
-        script.admits(&connection.clone().send_packed_command(&script.command(key)).await.expect("an answer"))
+        script.admits(&connection.clone().send_packed_command(&script.command(key)).await.expect("an answer")).await
     }
 }
 
 impl Asked for (ClusterConnection, Script) {
     async fn admits(&self, key: u64) -> bool {
         let (connection, script) = self;
-        script.admits(&connection.clone().req_packed_command(&script.command(key)).await.expect("an answer"))
+        script.admits(&connection.clone().req_packed_command(&script.command(key)).await.expect("an answer")).await
     }
 }
 
@@ -250,7 +267,7 @@ impl Asked for (AsyncRateLimiter, Namespace) {
     }
 }
 
-async fn limiter(url: &str, coalescing: bool) -> Limiter {
+pub(crate) async fn limiter(url: &str, coalescing: bool) -> Limiter {
     let builder = Limiter::builder(url).on_store_error(OnStoreError::Deny).deadline(PATIENCE).coalescing(coalescing);
     builder.build().await.expect("a limiter")
 }
@@ -260,98 +277,4 @@ fn address(url: &str) -> ConnectionInfo {
     let info = url.into_connection_info().expect("an address");
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     info.set_redis_settings(settings).set_tcp_settings(TcpSettings::default().set_nodelay(true))
-}
-
-/// The command by which the limiter decides on one call, in two pieces: a key goes between them.
-pub(crate) struct Script {
-    digest: String,
-    before_key: String,
-    after_key: String,
-    arguments: Vec<Vec<u8>>,
-}
-
-impl Script {
-    /// As it reaches a server.
-    async fn of_ours(count: u64) -> Self {
-        const KEY: u64 = 424_242;
-        let server = RedisServer::start();
-        let limiter = limiter(&server.url(), false).await;
-        let rule = Rule::new("item", count, HOUR);
-        limiter.acquire(&rule, KEY + 1).await.expect("an admitted call"); // the server knows the script from now on
-        let monitor = Client::open(server.url()).expect("an address").get_async_monitor().await.expect("a monitor");
-        let mut seen = monitor.into_on_message::<String>();
-        limiter.acquire(&rule, KEY).await.expect("an admitted call");
-        let line = loop {
-            let line = seen.next().await.expect("a command");
-            if line.contains("\"EVALSHA\"") {
-                break line;
-            }
-        };
-        // 1700000000.123456 [0 127.0.0.1:50000] "EVALSHA" "digest" "1" "key" "argument"
-        let (_, words) = line.split_once('"').expect("words");
-        let mut words = words.trim_end_matches('"').split("\" \"").map(unescape).skip(1);
-        let mut text = || String::from_utf8(words.next().expect("a word")).expect("a text");
-        let (digest, keys, key) = (text(), text(), text());
-        assert_eq!(keys, "1", "the script has another number of keys");
-        let (before_key, after_key) = key.split_once(&KEY.to_string()).expect("the key is in its name");
-        Self { digest, before_key: before_key.to_owned(), after_key: after_key.to_owned(), arguments: words.collect() }
-    }
-
-    /// Known to all servers of a place.
-    async fn of_users(count: u64, place: &Place) -> Self {
-        let urls = match place {
-            Place::Single(_) | Place::Elsewhere(_) => vec![place.url()],
-            Place::Cluster(cluster) => cluster.nodes().iter().map(RedisServer::url).collect(),
-        };
-        let mut digest = String::new();
-        for url in urls {
-            let client = Client::open(url).expect("an address");
-            let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
-            let mut load = redis::cmd("SCRIPT");
-            digest = load.arg("LOAD").arg(USERS).query_async(&mut connection).await.expect("a digest");
-        }
-        let arguments = [count, HOUR_MS].map(|number| number.to_string().into_bytes()).to_vec();
-        Self { digest, before_key: "item:".to_owned(), after_key: String::new(), arguments }
-    }
-
-    fn command(&self, key: u64) -> Cmd {
-        let mut name = String::with_capacity(self.before_key.len() + 20 + self.after_key.len());
-        let _ = write!(name, "{}{key}{}", self.before_key, self.after_key);
-        let mut command = Cmd::with_capacity(4 + self.arguments.len(), 160);
-        command.arg("EVALSHA").arg(&self.digest).arg(1).arg(name);
-        for argument in &self.arguments {
-            command.arg(argument);
-        }
-        command
-    }
-
-    /// See `fixed_window/decide.lua`.
-    fn admits(&self, reply: &Value) -> bool {
-        match reply {
-            Value::Int(number) => *number >= 0,
-            Value::Array(numbers) => matches!(numbers.first(), Some(Value::Int(0..))),
-            Value::Nil => true,
-            other => panic!("{} answers {other:?}", self.digest),
-        }
-    }
-}
-
-/// An argument as MONITOR shows it.
-fn unescape(shown: &str) -> Vec<u8> {
-    let (mut bytes, mut rest) = (Vec::new(), shown.bytes());
-    while let Some(byte) = rest.next() {
-        bytes.push(match (byte, if byte == b'\\' { rest.next() } else { None }) {
-            (_, Some(b'x')) => {
-                let digits = [rest.next(), rest.next()].map(|digit| digit.expect("two digits"));
-                u8::from_str_radix(std::str::from_utf8(&digits).expect("digits"), 16).expect("digits")
-            }
-            (_, Some(b'n')) => b'\n',
-            (_, Some(b'r')) => b'\r',
-            (_, Some(b't')) => b'\t',
-            (_, Some(b'a')) => 7,
-            (_, Some(b'b')) => 8,
-            (_, Some(itself)) | (itself, None) => itself,
-        });
-    }
-    bytes
 }

@@ -1,10 +1,11 @@
 //! The Redis store against other limiters that count on Redis, and against the bare `redis` client with the script that
 //! a user would write, and with ours.
 //!
-//! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [WORDS]`: the
-//! tables whose title contains one of the words. Without words, all but `growth`, which takes some
-//! minutes and, with `--full`, some gigabytes. `--json` also writes the figures to a file.
-//! `--quick` has shorter rounds, for a look.
+//! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [--svg FILE] [WORDS]`: the
+//! tables whose title contains one of the words. Without words, all but `growth` and `callers`. `growth` takes some
+//! minutes and, with `--full`, some gigabytes. `callers` has up to 4,096 callers; of its figures
+//! `--svg` draws a picture. `--json` also writes all figures to a file. `--quick` has
+//! shorter rounds, for a look.
 //!
 //! All contenders run in this process, round by round, one after the other, on a tokio runtime of
 //! two threads. Each has one connection to a `redis-server` of its own, which shares the processors
@@ -32,8 +33,10 @@
 //! one thread, for `valgrind --tool=callgrind`: the difference between two runs is instructions.
 
 mod contenders;
+mod picture;
 mod place;
 mod report;
+mod scripts;
 
 use std::{
     env, fs,
@@ -45,9 +48,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use contenders::{Asked, Contender, Kind};
+use contenders::{Asked, Contender, HOUR, Kind};
+use picture::{Line, Point};
 use place::Place;
 use ratelimit_harness::{RedisCluster, RedisServer};
+use ratelimit_runtime::{Algorithm, Refill, Rule};
 use report::{Report, Row};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::{
@@ -59,6 +64,15 @@ use tokio::{
 const PLENTY: u64 = 1_000_000_000;
 /// Shares no factor with any number of keys here, and leads to them in an order that no cache likes.
 const STRIDE: u64 = 382_197;
+/// A rate that no contender reaches.
+const A_SECOND: u64 = 5_000_000;
+const ALGORITHMS: [(&str, Algorithm); 5] = [
+    ("FixedWindow", Algorithm::FixedWindow { align: false }),
+    ("SlidingLog", Algorithm::SlidingLog),
+    ("SlidingWindow", Algorithm::SlidingWindow { buckets: 1, weighted: true }),
+    ("TokenBucket", Algorithm::TokenBucket { burst: A_SECOND, refill: Refill::Greedy }),
+    ("LeakyBucket", Algorithm::LeakyBucket { queue: MILLION }),
+];
 const MANY: u64 = 100_000;
 const MILLION: u64 = 1_000_000;
 /// Number of servers of a contender, one after the other.
@@ -134,6 +148,7 @@ fn runtime() -> Runtime {
 fn run(runtime: &Runtime, contender: &Contender, load: Load) -> Lap {
     match contender {
         Contender::Ours(limiter) => run_one(runtime, limiter, load),
+        Contender::Several(limiters) => run_one(runtime, limiters, load),
         Contender::Raw(limiter) => run_one(runtime, limiter, load),
         Contender::RawCluster(limiter) => run_one(runtime, limiter, load),
         Contender::Trypema(limiter) => run_one(runtime, limiter, load),
@@ -186,6 +201,7 @@ struct Runner {
     kind: Kind,
     contender: Contender,
     place: Place,
+    rule: Rule,
     /// Since its servers were empty.
     admitted: u64,
     /// A note on it.
@@ -248,6 +264,9 @@ impl Runner {
     }
 
     fn compare_with_server(&mut self) {
+        if !matches!(self.rule.algorithm(), Algorithm::FixedWindow { .. }) || self.rule.period() < HOUR {
+            return; // the stored state tells no number of calls
+        }
         let stored = self.place.admitted(self.kind);
         let admitted = self.admitted;
         let is_right = match self.kind {
@@ -289,10 +308,10 @@ impl Runner {
     }
 
     /// Allocations a call, by a contender like it whose connection runs on this thread.
-    fn allocations(&mut self, count: u64, load: Load) -> f64 {
+    fn allocations(&mut self, load: Load) -> f64 {
         const CALLS: u64 = 10_000;
         let here = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let contender = here.block_on(Contender::new(self.kind, &self.place, count));
+        let contender = here.block_on(Contender::new(self.kind, &self.place, self.rule));
         let mut allocations = |calls| {
             let allocations = allocation_counter::measure(|| {
                 self.admitted += run(&here, &contender, Load { calls, ..load }).admitted;
@@ -309,6 +328,7 @@ struct Bench<'a> {
     /// Words of the titles that are wanted.
     words: Vec<&'a str>,
     json: Option<&'a str>,
+    svg: Option<&'a str>,
     full: bool,
     /// With each server.
     rounds: usize,
@@ -325,40 +345,82 @@ impl<'a> Bench<'a> {
         let mut words = arguments.to_vec();
         let mut take = |word| words.iter().position(|other| *other == word).map(|at| words.remove(at)).is_some();
         let (quick, full) = (take("--quick"), take("--full"));
-        let json = words.iter().position(|word| *word == "--json").map(|at| {
+        let mut file = |option| {
+            let at = words.iter().position(|word| *word == option)?;
             words.remove(at);
-            assert!(at < words.len(), "--json needs the name of a file");
-            words.remove(at)
-        });
+            assert!(at < words.len(), "{option} needs the name of a file");
+            Some(words.remove(at))
+        };
+        let (json, svg) = (file("--json"), file("--svg"));
         let runtime = runtime();
         let turn = Duration::from_millis(if quick { 50 } else { 200 });
         let rounds = if quick { 3 } else { 5 };
         let report = Report::default();
-        Self { words, json, full, rounds, turn, runtime, report, inexact: Vec::new() }
+        Self { words, json, svg, full, rounds, turn, runtime, report, inexact: Vec::new() }
     }
 
     fn run(mut self) {
+        const OURS_AND_BARE: [Kind; 4] = [Kind::Ours, Kind::OneByOne, Kind::Users, Kind::Raw];
+        let [single, cluster] = [false, true].map(|cluster| {
+            move |_: Kind| {
+                if cluster {
+                    Place::Cluster(RedisCluster::builder().replicas(0).start())
+                } else {
+                    Place::Single(RedisServer::start())
+                }
+            }
+        });
         println!("{CONDITIONS}");
         self.exactness();
-        for (refused, keys) in [(false, 1), (false, MANY), (true, 1), (true, MANY)] {
-            self.contest("", refused, keys, &Kind::ALL, || Place::Single(RedisServer::start()));
+        self.physical_limit();
+        for (count, keys) in [(PLENTY, 1), (PLENTY, MANY), (1, 1), (1, MANY)] {
+            let callers: &[u64] = if keys == 1 { &[1, 64, 256, 1_024] } else { &[1, 64, 256] };
+            self.contest("", an_hour(count), keys, callers, &Kind::ALL, single);
         }
         self.lone_caller();
         self.processes();
-        for (refused, keys) in [(false, 1), (false, MANY), (true, MANY)] {
-            let cluster = || Place::Cluster(RedisCluster::builder().replicas(0).start());
-            self.contest(
-                "cluster of three, ",
-                refused,
-                keys,
-                &[Kind::Ours, Kind::OneByOne, Kind::Users, Kind::Raw],
-                cluster,
-            );
+        for (count, keys) in [(PLENTY, 1), (PLENTY, MANY), (1, MANY)] {
+            let callers: &[u64] = if keys == 1 { &[1, 64, 256, 1_024] } else { &[1, 64, 256] };
+            self.contest("cluster of three, ", an_hour(count), keys, callers, &OURS_AND_BARE, cluster);
+        }
+        for (name, algorithm) in ALGORITHMS {
+            let rule = Rule::new("item", A_SECOND, Duration::from_secs(1)).with_algorithm(algorithm);
+            // Slots are waited for. Our script tells them in a form that only this crate reads.
+            let kinds = &OURS_AND_BARE[..if name == "LeakyBucket" { 3 } else { 4 }];
+            for keys in [1, MANY] {
+                self.contest(&format!("{name}, "), rule, keys, &[64, 256], kinds, single);
+            }
         }
         if self.words.contains(&"growth") {
             for keys in [1_000, MANY, MILLION].into_iter().chain(self.full.then_some(10 * MILLION)) {
-                let single = || Place::Single(RedisServer::start());
-                self.contest("growth, ", false, keys, &[Kind::Ours, Kind::OneByOne, Kind::Users, Kind::Raw], single);
+                self.contest("growth, ", an_hour(PLENTY), keys, &[64], &OURS_AND_BARE, single);
+            }
+        }
+        if self.words.contains(&"callers") {
+            let kinds = [
+                Kind::Ours,
+                Kind::InMemory,
+                Kind::InCluster,
+                Kind::Prefetching,
+                Kind::Users,
+                Kind::Raw,
+                Kind::ThrottleKit,
+            ];
+            let place = |kind| match kind {
+                Kind::InMemory => Place::Memory,
+                Kind::InCluster => cluster(kind),
+                _ => single(kind),
+            };
+            let callers = [1, 4, 16, 64, 256, 1_024, 4_096];
+            let lines = self.contest("callers, ", an_hour(PLENTY), 1_000, &callers, &kinds, place);
+            if let Some(file) = self.svg {
+                picture::write(file, &lines).unwrap_or_else(|error| panic!("cannot draw {file}: {error}"));
+            }
+        }
+        if self.words.contains(&"connections") {
+            let kinds = [Kind::Ours, Kind::Several(4), Kind::Several(16)];
+            for keys in [1, MANY] {
+                self.contest("connections, ", an_hour(PLENTY), keys, &[64, 1_024], &kinds, single);
             }
         }
         self.report.end(self.json);
@@ -368,10 +430,40 @@ impl<'a> Bench<'a> {
         self.words.is_empty() || self.words.iter().any(|word| title.contains(word))
     }
 
-    fn runner(&self, kind: Kind, place: Place, count: u64) -> Runner {
-        let contender = self.runtime.block_on(Contender::new(kind, &place, count));
+    fn runner(&self, kind: Kind, place: Place, rule: Rule) -> Runner {
+        let contender = self.runtime.block_on(Contender::new(kind, &place, rule));
         let inexact = self.inexact.iter().find(|(inexact, _)| *inexact == kind);
-        Runner { kind, contender, place, admitted: 0, fault: inexact.map(|(_, fault)| fault.clone()) }
+        Runner { kind, contender, place, rule, admitted: 0, fault: inexact.map(|(_, fault)| fault.clone()) }
+    }
+
+    /// Speed of the server without a script, by its own tool, which has 50 connections.
+    fn physical_limit(&mut self) {
+        let title = format!("physical limit: redis-benchmark, INCR of {MANY} keys");
+        if !self.wants(&title) {
+            return;
+        }
+        let server = RedisServer::start();
+        let of_depth = |depth: u64| {
+            let url = server.url();
+            let port = url.rsplit(':').next().expect("a port");
+            let depth = depth.to_string();
+            let (keys, calls) = (MANY.to_string(), (20 * MANY).to_string());
+            let arguments = ["-p", port, "-n", &calls, "-r", &keys, "-P", &depth, "--csv", "INCR", "key:__rand_int__"];
+            let output = Command::new("redis-benchmark").args(arguments).output().ok()?;
+            // "test","rps",.. and "INCR key","1000000.00",..
+            let text = String::from_utf8(output.stdout).ok()?;
+            text.lines().last()?.split(',').nth(1)?.trim_matches('"').parse::<f64>().ok()
+        };
+        let depths = [1, 16, 64];
+        let [Some(one), Some(sixteen), Some(most)] = depths.map(|depth| {
+            let rounds: Option<Vec<f64>> = (0..self.rounds).map(|_| of_depth(depth)).collect();
+            rounds.map(median)
+        }) else {
+            println!("\n{title}: there is no redis-benchmark here (Debian package redis-tools)");
+            return;
+        };
+        let row = Row { name: "commands/s", figures: vec![one, sixteen, most], note: None };
+        self.report.table(&title, &["depth 1", "depth 16", "depth 64"], &[], vec![row]);
     }
 
     /// Checks that each contender admits exactly the count when many callers ask at once. Always
@@ -381,7 +473,7 @@ impl<'a> Bench<'a> {
         let crowds = [64, 256, 1_024];
         let mut rows = Vec::new();
         for kind in Kind::ALL {
-            let mut runner = self.runner(kind, Place::Single(RedisServer::start()), COUNT);
+            let mut runner = self.runner(kind, Place::Single(RedisServer::start()), an_hour(COUNT));
             let mut most = crowds.map(|_| 0);
             for round in 0..5 {
                 for (at, callers) in crowds.into_iter().enumerate() {
@@ -401,21 +493,24 @@ impl<'a> Bench<'a> {
         self.report.table(&title, &["64 callers", "256 callers", "1024 callers"], &[], rows);
     }
 
-    fn contest(&mut self, prefix: &str, refused: bool, keys: u64, kinds: &[Kind], place: impl Fn() -> Place) {
-        let crowds: &[u64] = match (prefix, keys) {
-            ("growth, ", _) => &[64],
-            (_, 1) => &[1, 64, 256, 1_024],
-            _ => &[1, 64, 256],
-        };
+    fn contest(
+        &mut self,
+        prefix: &str,
+        rule: Rule,
+        keys: u64,
+        callers: &[u64],
+        kinds: &[Kind],
+        place: impl Fn(Kind) -> Place,
+    ) -> Vec<Line> {
+        let refused = rule.count() == 1;
         let outcome = if refused { "refused" } else { "admitted" };
         let what = if keys == 1 { "one key".to_owned() } else { format!("{keys} keys") };
         let title =
             |callers| format!("{prefix}{outcome}, {what}, {callers} caller{}", if callers == 1 { "" } else { "s" });
-        let crowds: Vec<u64> = crowds.iter().copied().filter(|callers| self.wants(&title(*callers))).collect();
+        let crowds: Vec<u64> = callers.iter().copied().filter(|callers| self.wants(&title(*callers))).collect();
         if crowds.is_empty() {
-            return;
+            return Vec::new();
         }
-        let count = if refused { 1 } else { PLENTY };
         let kinds = kinds.iter().filter(|kind| refused || **kind != Kind::Forgetful);
         // Leases are for counts above them.
         let kinds = kinds.filter(|kind| !refused || **kind != Kind::Prefetching);
@@ -429,7 +524,7 @@ impl<'a> Bench<'a> {
             // One that tells its server later does so in the turns of others, so it has turns of its own.
             for kinds in kinds.chunk_by(|_, other| *other != Kind::LimitadorCached) {
                 self.runtime = runtime(); // some leave tasks behind, which never rest once their server is gone
-                let mut group: Vec<Runner> = kinds.iter().map(|kind| self.runner(*kind, place(), count)).collect();
+                let mut group: Vec<Runner> = kinds.iter().map(|kind| self.runner(*kind, place(*kind), rule)).collect();
                 for runner in &mut group {
                     let Lap { admitted, .. } = runner.run(&self.runtime, load); // each key has been asked about once
                     runner.expect(admitted == keys, || format!("admitted {admitted} of {keys} first calls"));
@@ -452,9 +547,15 @@ impl<'a> Bench<'a> {
                 runners.extend(group);
             }
         }
+        let mut lines: Vec<Line> = kinds.iter().map(|kind| Line { name: kind.name(), points: Vec::new() }).collect();
         for (callers, contest) in crowds.into_iter().zip(contests) {
-            self.report(&title(callers), &mut runners, contest, count, Load { callers, ..load });
+            for (line, figures) in lines.iter_mut().zip(&contest.figures) {
+                let [decisions, p99_us] = [0, 2].map(|at| median(figures[at].clone()));
+                line.points.push(Point { callers, decisions, p99_us });
+            }
+            self.report(&title(callers), &mut runners, contest, Load { callers, ..load });
         }
+        lines
     }
 
     /// Returns which share of the processors' time went elsewhere.
@@ -477,7 +578,7 @@ impl<'a> Bench<'a> {
     }
 
     /// A table of what was measured, and of allocations a call.
-    fn report(&mut self, title: &str, runners: &mut [Runner], contest: Contest, count: u64, load: Load) {
+    fn report(&mut self, title: &str, runners: &mut [Runner], contest: Contest, load: Load) {
         let Contest { figures, faults, stolen } = contest;
         let ratio = |figures_of_it: &Figures, at: usize| {
             let ratios = figures[0][at].iter().zip(&figures_of_it[at]).map(|(ours, its)| ours / its);
@@ -488,7 +589,7 @@ impl<'a> Bench<'a> {
         let ratios = figures.iter().map(ratios).collect();
         let rows = runners.iter_mut().zip(figures.iter().zip(faults)).map(|(runner, (figures, note))| {
             let mut figures: Vec<f64> = figures.iter().cloned().map(median).collect();
-            figures.push(runner.allocations(count, load));
+            figures.push(runner.allocations(load));
             Row { name: runner.kind.name(), figures, note }
         });
         let rows = rows.collect();
@@ -505,8 +606,8 @@ impl<'a> Bench<'a> {
         if !self.wants(title) {
             return;
         }
-        let mut runners =
-            [Kind::Ours, Kind::OneByOne].map(|kind| self.runner(kind, Place::Single(RedisServer::start()), PLENTY));
+        let mut runners = [Kind::Ours, Kind::OneByOne]
+            .map(|kind| self.runner(kind, Place::Single(RedisServer::start()), an_hour(PLENTY)));
         let load = Load { callers: 1, calls: 200, keys: 1, first_key: 0 };
         let mut figures = [Figures::default(), Figures::default()];
         for _ in 0..40 * self.rounds {
@@ -561,14 +662,18 @@ impl<'a> Bench<'a> {
 /// One of several processes: says how many of its calls were admitted.
 fn process(url: String, kind: Kind, count: u64, calls: u64) {
     let runtime = runtime();
-    let contender = runtime.block_on(Contender::new(kind, &Place::Elsewhere(url), count));
+    let contender = runtime.block_on(Contender::new(kind, &Place::Elsewhere(url), an_hour(count)));
     println!("{}", run(&runtime, &contender, Load { callers: 64, calls, keys: 1, first_key: 0 }).admitted);
+}
+
+fn an_hour(count: u64) -> Rule {
+    Rule::new("item", count, HOUR)
 }
 
 fn once(calls: u64, kind: Kind, callers: u64, keys: u64) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let place = Place::Single(RedisServer::start());
-    let contender = runtime.block_on(Contender::new(kind, &place, PLENTY));
+    let contender = runtime.block_on(Contender::new(kind, &place, an_hour(PLENTY)));
     let lap = run(&runtime, &contender, Load { callers, calls, keys, first_key: 0 });
     println!("{} of {calls} admitted in {:?}", lap.admitted, lap.time);
 }

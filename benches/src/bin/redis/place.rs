@@ -12,6 +12,8 @@ pub(crate) enum Place {
     Cluster(RedisCluster),
     /// One that another process holds.
     Elsewhere(String),
+    /// No server.
+    Memory,
 }
 
 /// Figures of the servers so far.
@@ -28,6 +30,7 @@ impl Place {
             Self::Single(server) => server.url(),
             Self::Cluster(cluster) => cluster.url(),
             Self::Elsewhere(url) => url.clone(),
+            Self::Memory => "memory://".to_owned(),
         }
     }
 
@@ -35,7 +38,7 @@ impl Place {
         match self {
             Self::Single(server) => std::slice::from_ref(server),
             Self::Cluster(cluster) => cluster.nodes(),
-            Self::Elsewhere(_) => &[],
+            Self::Elsewhere(_) | Self::Memory => &[],
         }
     }
 
