@@ -77,6 +77,14 @@ pub(crate) fn memory_is_full(error: &StoreError) {
     }
 }
 
+/// Logs that the memory store counts new keys in its overflow.
+pub(crate) fn memory_overflows() {
+    static LOGGED: LogThrottle = LogThrottle::new();
+    if LOGGED.allow() {
+        tracing::warn!("the memory store is full, and counts new keys in its overflow");
+    }
+}
+
 /// Records a decision by the failure policy, whether it admits the call or not.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn fallback_decision(policy: OnStoreError) {

@@ -30,7 +30,7 @@ pub(crate) struct Evaluation {
 impl Evaluation {
     /// `retry_after_ms` is `None` if the cost fits.
     #[inline]
-    pub(super) fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
+    pub(crate) fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
         let retry_after_ms = retry_after_ms.unwrap_or(u64::MAX);
         let decision = Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms };
         Self { fits: retry_after_ms == u64::MAX, decision, wait_ms: 0, held: 0, fits_when_released: false }

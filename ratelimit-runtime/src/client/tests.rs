@@ -44,7 +44,7 @@ struct Switched(Arc<(Memory, AtomicBool)>);
 impl Switched {
     /// Its time is that of the test, or stands still.
     fn new(clock: Clock) -> Self {
-        Self(Arc::new((Memory::new(clock, 1_000), AtomicBool::new(false))))
+        Self(Arc::new((Memory::new(clock, 1_000, 0), AtomicBool::new(false))))
     }
 
     fn is_away(&self, is_away: bool) {

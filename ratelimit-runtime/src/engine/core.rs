@@ -207,7 +207,7 @@ impl Engine {
         let mut is_first = false;
         let local = self.local.get_or_init(|| {
             is_first = true;
-            Memory::new(settings.clock.clone(), settings.max_keys)
+            Memory::new(settings.clock.clone(), settings.max_keys, settings.overflow_bytes)
         });
         // After the lock: a log subscriber may call a limited function.
         if is_first && settings.instances.is_none() {

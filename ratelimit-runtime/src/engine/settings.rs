@@ -18,6 +18,7 @@ pub(crate) struct EngineSettings {
     pub(crate) instances: Option<NonZeroU32>,
     pub(crate) on_store_error: OnStoreError,
     pub(crate) max_keys: usize,
+    pub(crate) overflow_bytes: usize,
     pub(crate) max_waiting: usize,
     /// The store itself counts in process memory.
     pub(crate) is_local: bool,

@@ -16,6 +16,7 @@ use crate::{
     clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
+    observe,
     rule::ban_ms,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
     sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, try_spin_lock},
@@ -24,18 +25,21 @@ use crate::{
 mod counter_table;
 #[cfg(all(test, model_check))]
 mod model_check;
+mod overflow;
 mod several;
 mod tables;
 #[cfg(all(test, not(model_check)))]
 mod tests;
 
+use overflow::Overflow;
 use tables::CounterTables;
 
 /// Counters of one process, exact under any number of threads.
 ///
 /// No background task is needed: counters that equal a fresh one are dropped when a new one needs
 /// room. If the store is full of live counters, new keys fail as unavailable, so that
-/// [`OnStoreError`](crate::OnStoreError) decides. Stored counters go on.
+/// [`OnStoreError`](crate::OnStoreError) decides, or are counted in the [`Overflow`]. Stored counters
+/// go on.
 ///
 /// A fixed window takes a slot of 32 bytes, a sliding window of one bucket and a token bucket one of 40.
 /// After growth, a table has between 5 slots for 4 counters and 11 slots for 7.
@@ -45,7 +49,11 @@ pub(crate) struct Memory {
     shards: Box<[CachePadded<SpinMutex<MemoryShard>>; SHARDS]>,
     capacity: usize,
     stored: CachePadded<AtomicUsize>,
+    overflow: Option<Overflow>,
 }
+
+/// The store has no room for a new counter.
+struct Full;
 
 /// The order of fields puts all that most calls need into one cache line with the lock.
 #[derive(Debug, Default)]
@@ -68,12 +76,14 @@ const SWEPT_AT_LEAST: usize = 16;
 type LockedShards<'a> = SmallVec<[(usize, SpinMutexGuard<'a, MemoryShard>); 2]>;
 
 impl Memory {
-    pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
+    /// `overflow_bytes` are for each period. 0: there is no overflow.
+    pub(crate) fn new(clock: Clock, capacity: usize, overflow_bytes: usize) -> Self {
         Self {
             clock,
             shards: Box::new([(); SHARDS].map(|()| CachePadded::default())),
             capacity,
             stored: CachePadded::default(),
+            overflow: (overflow_bytes > 0).then(|| Overflow::new(overflow_bytes)),
         }
     }
 
@@ -90,7 +100,7 @@ impl Memory {
         id: CounterId,
         query: &ChargeQuery<'_>,
         now_us: u64,
-    ) -> Result<Outcome, StoreError> {
+    ) -> Result<Outcome, Full> {
         match shard.update(id, query.rule, |state| charge(state, query, now_us)) {
             Some(outcome) => Ok(outcome),
             None => self.charge_new(shard, id, query, now_us),
@@ -136,20 +146,21 @@ impl Memory {
         now_us
     }
 
-    fn decide_one(&self, request: &mut Request) {
+    /// Decides a request. Returns whether it was charged in the overflow.
+    fn decide_one(&self, request: &mut Request) -> bool {
         let mut shards = self.lock_shards(request.charges.iter().map(|charge| charge.counter.id()));
         let now_us = self.now_us_in(&mut shards);
         let mut all_fit = true;
         for charge in &mut *request.charges {
             let (id, query) = (charge.counter.id(), charge.query());
             let found = shard_in(&mut shards, &id).update(id, query.rule, |state| evaluate(state, &query, now_us));
-            let found = found.unwrap_or_else(|| Evaluation::fresh(query.rule, query.least()));
+            let found = found.unwrap_or_else(|| self.evaluate_new(id, &query, now_us));
             all_fit &= found.fits;
             found.write_to(charge, [0; 2]);
         }
         request.outcome = Ok(all_fit);
         if !request.consume {
-            return;
+            return false;
         }
         if !all_fit {
             for charge in request.charges.iter_mut().filter(|charge| charge.starts_ban()) {
@@ -162,43 +173,70 @@ impl Memory {
                     found.write_to(charge, [0; 2]);
                 }
             }
-            return;
+            return false;
         }
 
         if self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity {
             // `insert_new` can't sweep shards that this call has locked.
             shards.iter_mut().for_each(|(_, shard)| _ = self.sweep(shard, now_us));
         }
+        let mut overflows = false;
         for at in 0..request.charges.len() {
             let charge = &mut request.charges[at];
             if charge.cost == 0 {
                 continue;
             }
-            let id = charge.counter.id();
-            match self.charge_locked(shard_in(&mut shards, &id), id, &charge.query(), now_us) {
-                Ok(outcome) => {
-                    (charge.decision, charge.receipt) = (outcome.decision(charge.rule.limit()), outcome.receipt);
-                    charge.set_held_cost();
-                }
-                Err(full) => {
+            let (id, query) = (charge.counter.id(), charge.query());
+            let charged = self.charge_locked(shard_in(&mut shards, &id), id, &query, now_us).or_else(|Full| {
+                let found = self.overflow.as_ref().and_then(|overflow| overflow.charge(id, &query, now_us / 1000));
+                overflows |= found.is_some();
+                found.map(|found| Outcome::new(found.decision, [0; 2])).ok_or(Full)
+            });
+            if let Ok(outcome) = &charged {
+                (charge.decision, charge.receipt) = (outcome.decision(charge.rule.limit()), outcome.receipt);
+            }
+            match charged {
+                Ok(outcome) if outcome.fits() => charge.set_held_cost(),
+                // In the overflow, others may have charged since it was evaluated.
+                charged => {
                     for charge in &request.charges[..at] {
                         self.refund_or_release(shard_in(&mut shards, &charge.counter.id()), charge, now_us);
                     }
-                    request.outcome = Err(full);
-                    return;
+                    request.outcome = charged.map(|_| false).map_err(|Full| self.full());
+                    return overflows;
                 }
             }
         }
+        overflows
     }
 
-    /// Charges a counter that is not stored.
+    /// Evaluates a counter that is not stored.
+    fn evaluate_new(&self, id: CounterId, query: &ChargeQuery<'_>, now_us: u64) -> Evaluation {
+        let overflow = self.overflow.as_ref();
+        let found = overflow.and_then(|overflow| overflow.evaluate(id, query, now_us / 1000));
+        found.unwrap_or_else(|| Evaluation::fresh(query.rule, query.least()))
+    }
+
+    fn full(&self) -> StoreError {
+        StoreError::unavailable(format!(
+            "the memory store is full: all of its {} counters are in use; `Builder::max_keys` sets how many it may hold",
+            self.capacity
+        ))
+    }
+
+    /// Charges a counter that is not stored. One that is in the overflow stays there: here it would get a
+    /// fresh quota.
     fn charge_new(
         &self,
         shard: &mut MemoryShard,
         id: CounterId,
         query: &ChargeQuery<'_>,
         now_us: u64,
-    ) -> Result<Outcome, StoreError> {
+    ) -> Result<Outcome, Full> {
+        let overflow = self.overflow.as_ref();
+        if overflow.is_some_and(|overflow| overflow.evaluate(id, query, now_us / 1000).is_some()) {
+            return Err(Full);
+        }
         let found = Evaluation::fresh(query.rule, query.least());
         if !found.fits || query.cost == 0 {
             return Ok(Outcome::new(found.decision, [0; 2]));
@@ -214,7 +252,7 @@ impl Memory {
         rule: &Rule,
         now_us: u64,
         act: impl FnOnce(&mut dyn MemoryState) -> T,
-    ) -> Result<T, StoreError> {
+    ) -> Result<T, Full> {
         if shard.counters.len() >= shard.sweep_above {
             let before = shard.counters.len();
             shard.counters.drop_all_expired(now_us / 1000);
@@ -223,10 +261,7 @@ impl Memory {
         }
         while !self.reserve_room() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
-                return Err(StoreError::unavailable(format!(
-                    "the memory store is full: all of its {} counters are in use; `Builder::max_keys` sets how many it may hold",
-                    self.capacity
-                )));
+                return Err(Full);
             }
         }
         let (expires_at_ms, done) = shard.counters.insert(id, rule, now_us, act);
@@ -396,8 +431,13 @@ impl Backend for Memory {
 
 impl Store for Memory {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        let mut overflows = false;
         for request in &mut *batch {
-            self.decide_one(request);
+            overflows |= self.decide_one(request);
+        }
+        // Without the locks: a log subscriber may call a limited function.
+        if overflows {
+            observe::memory_overflows();
         }
         Reply::Ready(batch)
     }
@@ -452,7 +492,7 @@ impl Store for Memory {
             Some(true) => self.remove(&mut shard, id),
             None if time_ms > 0 => {
                 let banned = self.insert_new(&mut shard, id, rule, now_us, |state| _ = act(state));
-                return Reply::Ready(banned);
+                return Reply::Ready(banned.map_err(|Full| self.full()));
             }
             Some(false) | None => {}
         }

@@ -21,7 +21,7 @@ struct MemoryScene {
 impl MemoryScene {
     fn new(capacity: usize) -> Arc<Self> {
         let clock = ManualClock::new();
-        Arc::new(Self { store: Memory::new(clock.clone().into(), capacity), clock })
+        Arc::new(Self { store: Memory::new(clock.clone().into(), capacity, 0), clock })
     }
 
     fn ask(&self, rule: Rule, counters: &[&CounterName], consume: bool) -> Request {

@@ -30,7 +30,7 @@ fn time_goes_back_in_a_shard_if_the_clock_was_set_back() {
 fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
     let rule = Rule::new("item", 1, Duration::from_secs(1));
     let manual = ManualClock::new();
-    let memory = Memory::new(manual.clone().into(), 10);
+    let memory = Memory::new(manual.clone().into(), 10, 0);
     let id = CounterId::new(&rule, None);
     let charge = || {
         let mut query = Query::new(&rule, None, 1);
@@ -52,7 +52,7 @@ fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
 /// With the clock of programs. Tests have one that can be paused.
 #[test]
 fn time_never_goes_back_in_a_shard() {
-    let memory = Arc::new(Memory::new(Clock::unpaused(), 10));
+    let memory = Arc::new(Memory::new(Clock::unpaused(), 10, 0));
     let ends = Instant::now() + Duration::from_millis(200);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -100,7 +100,7 @@ proptest! {
         calls in proptest::collection::vec((0..400_u64, proptest::collection::vec(1..7_u64, 3)), 1..40),
     ) {
         let clock = ManualClock::new();
-        let [attempted, requested] = [(); 2].map(|()| Memory::new(clock.clone().into(), 10_000));
+        let [attempted, requested] = [(); 2].map(|()| Memory::new(clock.clone().into(), 10_000, 0));
         let keys: Vec<Key> = (0..rules.len()).map(Key::new).collect();
         for (later_ms, costs) in calls {
             clock.advance(Duration::from_millis(later_ms));
@@ -138,7 +138,7 @@ proptest! {
 #[test]
 fn a_request_drops_expired_counters_in_all_its_shards() {
     let clock = ManualClock::new();
-    let memory = Memory::new(clock.clone().into(), 2);
+    let memory = Memory::new(clock.clone().into(), 2, 0);
     let rule = Rule::new("item", 1, PERIOD);
     let in_shard = |shard, from: u64| {
         (from..from + 100_000).map(Key::new).find(|key| shard_of(&CounterId::new(&rule, Some(key))) == shard).unwrap()
@@ -163,7 +163,7 @@ fn a_request_drops_expired_counters_in_all_its_shards() {
 /// With a clock that moves on while calls are denied.
 #[test]
 fn a_denied_call_of_several_rules_takes_no_refill() {
-    let memory = Memory::new(Clock::unpaused(), 10_000);
+    let memory = Memory::new(Clock::unpaused(), 10_000, 0);
     // A token a millisecond.
     let bucket = Algorithm::TokenBucket { burst: 1_000, refill: Refill::Greedy };
     let refilling = Rule::new("refilling", 1_000, Duration::from_secs(1)).with_algorithm(bucket);

@@ -223,3 +223,112 @@ async fn a_bucket_that_is_full_sooner_makes_room_sooner() {
     clock.advance(Duration::from_millis(10));
     limiter.acquire(&rule(1000), 1).await.unwrap();
 }
+
+/// A full store with room for others in its overflow.
+async fn overflowing(max_keys: usize, overflow_bytes: usize) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let builder = Limiter::builder("memory://").clock(clock.clone()).max_keys(max_keys);
+    (builder.overflow_bytes(overflow_bytes).build().await.unwrap(), clock)
+}
+
+#[tokio::test]
+async fn new_keys_of_a_full_store_are_counted_in_its_overflow() {
+    let rule = Rule::new("overflow", 3, MINUTE);
+    let (limiter, clock) = overflowing(1, 1 << 16).await;
+    limiter.acquire(&rule, 0).await.unwrap();
+    for key in 1..10 {
+        assert_eq!(admitted(&limiter, &rule, key, 5).await, 3, "{key}");
+        let refused = exceeded(limiter.acquire(&rule, key).await);
+        assert!(refused.retry_after() <= Some(2 * MINUTE), "{refused:?}");
+        assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 0);
+    }
+    // A counter that is stored is not affected.
+    assert_eq!(limiter.peek(&rule, 0).await.unwrap().remaining(), 2);
+    // Nothing is refunded there, as keys share cells.
+    clock.advance(3 * MINUTE);
+    limiter.acquire(&rule, 0).await.unwrap();
+    let permit = limiter.acquire(&rule, 1).await.unwrap();
+    assert_eq!(permit.refund().await.unwrap(), 0);
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 2);
+    // Other algorithms find no room.
+    let log = Rule::new("overflow", 3, MINUTE).by(Algorithm::SlidingLog);
+    assert_eq!(limiter.acquire(&log, 1).await.unwrap_err().cause(), Cause::Unavailable);
+}
+
+#[tokio::test]
+async fn of_several_rules_none_is_charged_in_the_overflow_if_one_refuses() {
+    let [small, large] = [1, 100].map(|count| Rule::new("overflow", count, MINUTE));
+    let (limiter, _clock) = overflowing(1, 1 << 16).await;
+    limiter.acquire(&large, 0).await.unwrap();
+    let charges = [(&small, Key::new("small"), 1), (&large, Key::new("large"), 1)];
+    limiter.acquire_all(&charges).await.unwrap();
+    exceeded(limiter.acquire_all(&charges).await);
+    assert_eq!(limiter.peek(&large, "large").await.unwrap().remaining(), 99);
+}
+
+/// Counters come to the overflow from windows of their own, and go back to such.
+#[tokio::test]
+async fn a_key_that_moves_to_the_overflow_and_back_gets_no_fresh_quota() {
+    const COUNT: u64 = 3;
+    const PERIOD_MS: u64 = 1_000;
+    let mut random = fastrand::Rng::with_seed(7);
+    for align in [false, true] {
+        let rule = Rule::new("moves", COUNT, Duration::from_millis(PERIOD_MS)).by(Algorithm::FixedWindow { align });
+        for overflow_bytes in [64, 1 << 16] {
+            let (limiter, clock) = overflowing(2, overflow_bytes).await;
+            let (mut now_ms, mut admitted) = (0, vec![Vec::new(); 6]);
+            for _ in 0..20_000 {
+                let pause = if random.u8(..) < 8 { random.u64(..3 * PERIOD_MS) } else { random.u64(..40) };
+                clock.advance(Duration::from_millis(pause));
+                now_ms += pause;
+                let key = random.usize(..admitted.len());
+                if limiter.acquire(&rule, key as u64).await.is_ok() {
+                    admitted[key].push(now_ms);
+                }
+            }
+            for calls in admitted {
+                let most = (0..calls.len())
+                    .map(|first| calls[first..].iter().take_while(|ms| **ms < calls[first] + PERIOD_MS).count() as u64)
+                    .max();
+                assert!(most <= Some(2 * COUNT), "{align}, {overflow_bytes}: {most:?}");
+                assert!(most > Some(COUNT / 2), "{align}, {overflow_bytes}: {most:?}");
+            }
+        }
+    }
+}
+
+/// Its own window, the overflow, and another window would be three times the count in a period.
+#[tokio::test]
+async fn a_key_gets_no_new_counter_while_its_charges_in_the_overflow_count() {
+    let rule = Rule::new("moves", 3, MINUTE);
+    let (limiter, clock) = overflowing(1, 1 << 16).await;
+    limiter.acquire(&rule, 1).await.unwrap();
+    clock.advance(MINUTE - SECOND);
+    assert_eq!(admitted(&limiter, &rule, 1, 5).await, 2);
+    clock.advance(SECOND);
+    let only = limiter.acquire(&rule, 2).await.unwrap();
+    assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3, "in the overflow");
+    only.refund().await.unwrap();
+    assert_eq!(admitted(&limiter, &rule, 1, 5).await, 0, "although there is room again");
+    clock.advance(2 * MINUTE);
+    assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
+}
+
+#[test]
+fn threads_share_the_count_of_a_key_in_the_overflow() {
+    let rule = Rule::new("overflow", 1_000, MINUTE);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (limiter, _clock) = runtime.block_on(overflowing(1, 1 << 16));
+    runtime.block_on(limiter.acquire(&rule, 0)).unwrap();
+    let admitted = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..600 {
+                    admitted.fetch_add(limiter.acquire_blocking(&rule, 1).is_ok().into(), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(admitted.into_inner(), 1_000);
+}

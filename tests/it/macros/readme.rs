@@ -1,5 +1,7 @@
 //! The functions of `README.md`, which the compiler checks here.
 
+#![allow(unused_variables, clippy::redundant_closure)] // as a reader sees them, without bodies
+
 use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
 
 struct SaveItem {

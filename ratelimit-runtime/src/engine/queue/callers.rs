@@ -23,7 +23,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new() -> Self {
         let clock = ManualClock::new();
-        let server = Arc::new(Memory::new(clock.clone().into(), 100));
+        let server = Arc::new(Memory::new(clock.clone().into(), 100, 0));
         let queues = WaitQueues::new(10_000, clock.clone().into(), false);
         Self { clock, server, queues }
     }

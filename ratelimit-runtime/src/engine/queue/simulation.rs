@@ -59,7 +59,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
     let clock = ManualClock::new();
     let (start, half) = (clock.now(), round_trip / 2);
     let mut link = SimulatedLink { half, jitter, seed: 1, latest: start };
-    let server = Memory::new(clock.clone().into(), 10);
+    let server = Memory::new(clock.clone().into(), 10, 0);
     let queues = WaitQueues::new(1_000, clock.clone().into(), true);
     let charge = || Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), 1);
     let mut tasks: Vec<Task<'_>> = (0..TASKS).map(|_| Task::default()).collect();

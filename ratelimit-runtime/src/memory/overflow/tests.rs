@@ -1,0 +1,121 @@
+//! The overflow may refuse too much. It never admits too much.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::Key;
+
+const PERIOD_MS: u64 = 1_000;
+const COUNT: u64 = 5;
+const RULE: Rule = Rule::new("item", COUNT, Duration::from_millis(PERIOD_MS));
+const SPACIOUS: usize = 1 << 20;
+
+fn id(key: u64) -> CounterId {
+    CounterId::new(&RULE, Some(&Key::new(key)))
+}
+
+fn charge(overflow: &Overflow, key: u64, cost: u64, now_ms: u64) -> Evaluation {
+    overflow.charge(id(key), &ChargeQuery::of(&RULE, cost), now_ms).unwrap()
+}
+
+/// The largest sum of costs in a period, of calls in the order of their times.
+fn most_in_a_period(calls: &[(u64, u64)]) -> u64 {
+    let sum = |first: usize| {
+        let in_period = calls[first..].iter().take_while(|(ms, _)| *ms < calls[first].0 + PERIOD_MS);
+        in_period.map(|(_, cost)| cost).sum()
+    };
+    (0..calls.len()).map(sum).max().unwrap_or_default()
+}
+
+proptest! {
+    /// Counters share few cells. Each call reads a clock that is late by up to three periods, and is made
+    /// then, or in a later span that others have begun.
+    #[test]
+    fn no_counter_is_admitted_beyond_its_count_in_any_period(
+        bytes in 32_usize..600,
+        steps in prop::collection::vec((0_u64..12, 1..=COUNT, 0..400_u64, 0..3_000_u64), 1..300),
+    ) {
+        let overflow = Overflow::new(bytes);
+        let (mut now_ms, mut admitted) = (1_000_000, vec![Vec::new(); 12]);
+        let mut latest = [0; 12];
+        for (key, cost, pause, late) in steps {
+            now_ms += pause;
+            let at = usize::try_from(key).unwrap();
+            latest[at] = latest[at].max(now_ms - late);
+            let table = overflow.table(&RULE).unwrap();
+            let (_, made_ms) = table.read(overflow.cells_of(table, id(key)), latest[at]);
+            if charge(&overflow, key, cost, latest[at]).fits {
+                admitted[at].push((made_ms, cost));
+            }
+        }
+        for mut calls in admitted {
+            calls.sort_unstable();
+            prop_assert!(most_in_a_period(&calls) <= COUNT, "{calls:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_cost_fits_after_its_wait(
+        steps in prop::collection::vec((0_u64..4, 1..=COUNT, 0..600_u64), 1..100),
+    ) {
+        let overflow = Overflow::new(128);
+        let mut now_ms = 1_000_000;
+        for (key, cost, pause) in steps {
+            now_ms += pause;
+            let found = charge(&overflow, key, cost, now_ms);
+            let looked = |after| overflow.evaluate(id(key), &ChargeQuery::of(&RULE, cost), now_ms + after);
+            if let Some(wait) = found.decision.retry_after() {
+                let wait = u64::try_from(wait.as_millis()).unwrap();
+                prop_assert!(looked(wait).is_none_or(|found| found.fits));
+            }
+            prop_assert!(looked(found.decision.reset_after_ms).is_none(), "nothing counts after `reset_after`");
+        }
+    }
+}
+
+#[test]
+fn a_lone_counter_gets_its_whole_count_once_in_two_periods() {
+    let overflow = Overflow::new(SPACIOUS);
+    for (second, fits) in [(10, COUNT), (11, 0), (12, COUNT), (14, COUNT)] {
+        let admitted = (0..10).filter(|_| charge(&overflow, 1, 1, second * 1_000).fits).count();
+        assert_eq!(admitted as u64, fits, "{second}");
+    }
+    let found = charge(&overflow, 2, 2, 20_500);
+    assert_eq!((found.decision.remaining, found.decision.reset_after_ms), (COUNT - 2, 1_500));
+}
+
+#[test]
+fn rules_with_other_periods_share_no_cells() {
+    let overflow = Overflow::new(32); // one cell in each row
+    let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
+    let charge = |rule: &Rule, key: u64| {
+        let id = CounterId::new(rule, Some(&Key::new(key)));
+        overflow.charge(id, &ChargeQuery::of(rule, 1), 1_000_000).map(|found| found.fits)
+    };
+    for seconds in 1..=4 {
+        assert_eq!(charge(&rule(seconds), 1), Some(true));
+        assert_eq!(charge(&rule(seconds), 2), Some(false), "its cells are those of the other key");
+    }
+    assert_eq!(charge(&rule(5), 1), None, "there are cells for four periods");
+}
+
+#[test]
+fn charges_count_as_made_now_if_the_clock_was_set_back() {
+    let overflow = Overflow::new(SPACIOUS);
+    let hour = 3_600_000;
+    assert!(charge(&overflow, 1, COUNT, 2 * hour).fits);
+    assert!(!charge(&overflow, 1, 1, hour).fits);
+    assert!(!charge(&overflow, 1, 1, hour + PERIOD_MS).fits);
+    assert!(charge(&overflow, 1, COUNT, hour + 2 * PERIOD_MS).fits);
+}
+
+#[test]
+fn a_cell_keeps_its_numbers_in_one_word() {
+    let cell = OverflowCell { span: SPANS - 1, before: LARGEST_COUNT, now: 7 };
+    let OverflowCell { span, before, now } = OverflowCell::of(cell.word());
+    assert_eq!((span, before, now), (SPANS - 1, LARGEST_COUNT, 7));
+    let OverflowCell { span, before, now } = cell.at(0); // the next one
+    assert_eq!((span, before, now), (0, 7, 0));
+}
