@@ -25,7 +25,7 @@ fn main() {
         ),
         (
             "redis client",
-            "redis = { version = '*', default-features = false, features = ['aio', 'script', 'tokio-comp'] }"
+            "redis = { version = '1.8', default-features = false, features = ['aio', 'script', 'tokio-comp'] }"
                 .to_owned(),
         ),
         ("governor", "governor = '*'".to_owned()),
