@@ -229,9 +229,11 @@ impl Builder {
     /// keys there. Keys share cells, so an attacker's calls may use up the limit of an honest key. A call is
     /// refused too often, never admitted too often:
     ///
-    /// - 64 MiB are enough for 10 million keys of an attacker within two periods: of the honest calls, none
-    ///   was refused, also under a count of 5. With 16 MiB none was under a count of 20, and a third under 5.
-    ///   The bench `full_memory` measures it.
+    /// - The more calls an attacker makes with such keys, the more honest calls are refused. With 64 MiB, 10
+    ///   million keys with one call each got no honest call refused, also under a count of 5. Calls that use
+    ///   the whole count of each of these keys get most honest calls refused. The bench `full_memory`
+    ///   measures it.
+    /// - A rule with a [ban](crate::Rule::with_ban) finds no room there.
     /// - The charges of this period and of the one before count, both from a multiple of the period
     ///   since 1970. So a key that uses its whole count has it once in two periods.
     /// - A refund or [`Limiter::reset`] returns nothing there, since the cells are shared.

@@ -53,7 +53,7 @@ async fn main() {
         sweep(keys).await;
     }
     println!(
-        "\n{ATTACKERS} new keys of an attacker, and between them the calls of {HONEST} honest keys, in one window"
+        "\n{ATTACKERS} new keys of an attacker with one call each, and between them the calls of {HONEST} honest keys, in one window"
     );
     println!("{:<34}{:>10}{:>12}{:>12}{:>12}", "", "refused", "median", "p99", "memory");
     for (count, calls) in [(100, 20), (20, 10), (5, 3)] {

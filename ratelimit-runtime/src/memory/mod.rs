@@ -481,9 +481,13 @@ impl Store for Memory {
 
     fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
         let Charge { counter, rule, .. } = &charge;
-        let (id, time_ms) = (counter.id(), ban_ms(time));
+        let (id, mut time_ms) = (counter.id(), ban_ms(time));
         let mut shard = self.shard(shard_of(&id));
         let now_us = shard.now_us(&self.clock);
+        if time_ms > 0 {
+            // While charges in the overflow count, the counter gets no fresh window after the ban.
+            time_ms = time_ms.max(self.evaluate_new(id, &ChargeQuery::of(rule, 1), now_us).decision.reset_after_ms);
+        }
         let act = |state: &mut dyn MemoryState| {
             ban(state, rule, time_ms, now_us);
             state.is_fresh(now_us)

@@ -104,15 +104,7 @@ impl Overflow {
             return Some(found);
         }
         let charged = OverflowCell { now: counted.now + query.cost, ..counted };
-        for cell in cells {
-            let raise = |word| {
-                let cell = OverflowCell::of(word);
-                // Another thread may have moved it on.
-                let cell = if cell.ahead_of(charged.span) > 0 { cell } else { cell.at(charged.span) };
-                Some(OverflowCell { now: cell.now.max(charged.now), ..cell }.word())
-            };
-            let _ = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
-        }
+        raise(cells, charged);
         let left = table.evaluate(query.rule, 0, charged, now_ms).decision;
         Some(Evaluation { decision: left, ..found })
     }
@@ -187,5 +179,26 @@ impl PeriodTable {
 fn is_countable(query: &ChargeQuery<'_>) -> bool {
     // Only of fixed windows: all charges of a window end together.
     let is_window = capabilities(query.rule.algorithm()).has_prefetch;
-    is_window && query.hold.is_none() && query.rule.count() <= LARGEST_COUNT
+    // A ban would have no place.
+    is_window && query.hold.is_none() && query.rule.ban_ms() == 0 && query.rule.count() <= LARGEST_COUNT
+}
+
+/// Raises the cells to what a counter has charged in a span.
+fn raise(cells: [&AtomicU64; ROWS], charged: OverflowCell) {
+    for cell in cells {
+        let raised = |word| {
+            let cell = OverflowCell::of(word);
+            let raised = match cell.ahead_of(charged.span) {
+                0 => {
+                    let cell = cell.at(charged.span);
+                    OverflowCell { now: cell.now.max(charged.now), ..cell }
+                }
+                // Another thread has moved it on since it was read: the charge is of the span before.
+                1 => OverflowCell { before: cell.before.max(charged.now), ..cell },
+                _ => cell,
+            };
+            Some(raised.word())
+        };
+        let _ = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raised);
+    }
 }

@@ -314,6 +314,24 @@ async fn a_key_gets_no_new_counter_while_its_charges_in_the_overflow_count() {
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
 }
 
+/// A ban needs a counter of its own, so there has to be room for it.
+#[tokio::test]
+async fn a_ban_lasts_while_charges_in_the_overflow_count() {
+    let rule = Rule::new("banned", 3, MINUTE);
+    let (limiter, clock) = overflowing(1, 1 << 16).await;
+    let only = limiter.acquire(&rule, 2).await.unwrap();
+    assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3, "in the overflow");
+    only.refund().await.unwrap();
+    limiter.ban(&rule, 1, SECOND).await.unwrap();
+    clock.advance(2 * SECOND);
+    assert_eq!(limiter.acquire(&rule, 1).await.unwrap_err().cause(), Cause::Banned);
+    clock.advance(2 * MINUTE);
+    assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
+    // A rule that bans finds no room: a ban would have no place.
+    let bans = Rule::new("bans", 3, MINUTE).with_ban(MINUTE);
+    assert_eq!(limiter.acquire(&bans, 3).await.unwrap_err().cause(), Cause::Unavailable);
+}
+
 #[test]
 fn threads_share_the_count_of_a_key_in_the_overflow() {
     let rule = Rule::new("overflow", 1_000, MINUTE);

@@ -2,8 +2,8 @@
 //! a user would write, and with ours.
 //!
 //! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [--svg FILE] [WORDS]`: the
-//! tables whose title contains one of the words. Without words, all but `growth` and `callers`. `growth` takes some
-//! minutes and, with `--full`, some gigabytes. `callers` has up to 4,096 callers; of its figures
+//! tables whose title contains one of the words. Without words, all but `growth`, `connections` and `scaling`. `growth` takes some
+//! minutes and, with `--full`, some gigabytes. `scaling` has up to 4,096 callers; of its figures
 //! `--svg` draws a picture. `--json` also writes all figures to a file. `--quick` has
 //! shorter rounds, for a look.
 //!
@@ -396,7 +396,7 @@ impl<'a> Bench<'a> {
                 self.contest("growth, ", an_hour(PLENTY), keys, &[64], &OURS_AND_BARE, single);
             }
         }
-        if self.words.contains(&"callers") {
+        if self.words.contains(&"scaling") {
             let kinds = [
                 Kind::Ours,
                 Kind::InMemory,
@@ -412,7 +412,7 @@ impl<'a> Bench<'a> {
                 _ => single(kind),
             };
             let callers = [1, 4, 16, 64, 256, 1_024, 4_096];
-            let lines = self.contest("callers, ", an_hour(PLENTY), 1_000, &callers, &kinds, place);
+            let lines = self.contest("scaling, ", an_hour(PLENTY), 1_000, &callers, &kinds, place);
             if let Some(file) = self.svg {
                 picture::write(file, &lines).unwrap_or_else(|error| panic!("cannot draw {file}: {error}"));
             }

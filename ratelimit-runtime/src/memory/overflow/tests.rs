@@ -111,6 +111,25 @@ fn charges_count_as_made_now_if_the_clock_was_set_back() {
     assert!(charge(&overflow, 1, COUNT, hour + 2 * PERIOD_MS).fits);
 }
 
+/// Between the read and the write of a call, a call of another counter moves a cell that both share.
+#[test]
+fn a_charge_counts_in_cells_that_were_moved_on_meanwhile() {
+    let overflow = Overflow::new(SPACIOUS);
+    let table = overflow.table(&RULE).unwrap();
+    let cells = overflow.cells_of(table, id(1));
+    for moved in [0, 1, 3] {
+        let start_ms = 10_000 * (moved + 1);
+        let (counted, _) = table.read(cells, start_ms);
+        for cell in cells.iter().take(moved as usize) {
+            let later = OverflowCell::of(cell.load(Ordering::Relaxed)).at(counted.span + 1);
+            cell.store(later.word(), Ordering::Relaxed);
+        }
+        raise(cells, OverflowCell { now: counted.now + COUNT, ..counted });
+        assert!(!charge(&overflow, 1, 1, start_ms).fits, "{moved}");
+        assert!(!charge(&overflow, 1, 1, start_ms + PERIOD_MS).fits, "{moved}");
+    }
+}
+
 #[test]
 fn a_cell_keeps_its_numbers_in_one_word() {
     let cell = OverflowCell { span: SPANS - 1, before: LARGEST_COUNT, now: 7 };
