@@ -117,10 +117,9 @@ fn a_charge_counts_in_cells_that_were_moved_on_meanwhile() {
     let overflow = Overflow::new(SPACIOUS);
     let table = overflow.table(&RULE).unwrap();
     let cells = overflow.cells_of(table, id(1));
-    for moved in [0, 1, 3] {
-        let start_ms = 10_000 * (moved + 1);
+    for (moved, start_ms) in [(0, 10_000), (1, 20_000), (3, 40_000)] {
         let (counted, _) = table.read(cells, start_ms);
-        for cell in cells.iter().take(moved as usize) {
+        for cell in cells.iter().take(moved) {
             let later = OverflowCell::of(cell.load(Ordering::Relaxed)).at(counted.span + 1);
             cell.store(later.word(), Ordering::Relaxed);
         }
