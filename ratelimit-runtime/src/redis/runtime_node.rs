@@ -174,6 +174,9 @@ impl BatchSender {
         loop {
             // Lets other callers join: the queue is in use, so more of them may be on their way.
             yield_now().await;
+            if node.queue.is_crowded() {
+                yield_now().await; // callers that the first pause woke join, too
+            }
             let connection = node.connection_for_batch().await;
             let Some(entries) = node.queue.take() else { break };
             match connection {

@@ -19,7 +19,7 @@ use crate::{
     counter::{CounterId, IdentityHasher},
     observe,
     store::{Charge, Charges},
-    sync::{AtomicU64, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, thread_index},
+    sync::{AtomicU64, AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, thread_index},
 };
 
 #[cfg(all(test, model_check))]
@@ -42,6 +42,8 @@ pub(crate) struct BatchQueue {
     state: CachePadded<AtomicU64>,
     /// Number of entries ever added.
     added: CachePadded<AtomicU64>,
+    /// Number of callers of the round trip that began last.
+    last_callers: AtomicUsize,
     /// Measures how long callers wait: system time, whatever the limiter's clock is.
     clock: Clock,
     /// Runtime of its round trips.
@@ -50,8 +52,8 @@ pub(crate) struct BatchQueue {
 
 impl Default for BatchQueue {
     fn default() -> Self {
-        let (shards, state, added) = Default::default();
-        Self { shards, state, added, clock: Clock::unpaused(), runtime: None }
+        let (shards, state, added, last_callers) = Default::default();
+        Self { shards, state, added, last_callers, clock: Clock::unpaused(), runtime: None }
     }
 }
 
@@ -166,6 +168,12 @@ impl BatchQueue {
         (BatchTicket::new(entry, 0), begin)
     }
 
+    /// The last round trip had several callers. They are woken together, so they may also call
+    /// again together.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.last_callers.load(Ordering::Relaxed) > 1
+    }
+
     /// Entries of the next round trip. `None` if nothing waits, which ends the round trip.
     pub(crate) fn take(&self) -> Option<Vec<SentEntry>> {
         loop {
@@ -175,7 +183,9 @@ impl BatchQueue {
             }
             let entries: Vec<_> = taken.into_iter().filter_map(BatchEntry::into_sent).collect();
             if !entries.is_empty() {
-                observe::store_round_trip(entries.iter().map(SentEntry::callers).sum());
+                let callers = entries.iter().map(SentEntry::callers).sum();
+                self.last_callers.store(callers, Ordering::Relaxed);
+                observe::store_round_trip(callers);
                 return Some(entries);
             }
         }
