@@ -50,11 +50,14 @@ fn page(lines: &[(&Row, bool, Vec<Cell>)]) -> String {
     let titles: Vec<String> = Peer::ALL.iter().map(|peer| peer.title()).collect();
     let mut page = format!(
         "# Comparison\n\n\
-         This page is the output of one program, which makes the same calls to each limiter:\n\n\
+         Comparison of rate limiters for Rust under the same traffic. One program makes the calls and prints this page:\n\n\
          ```sh\ncargo run --release -p ratelimit-benches --bin comparison > docs/comparison.md\n```\n\n\
          {}.\nEach limiter has its default settings and Redis servers of its own, which share the processors\n\
-         with the callers. governor decides in each process alone. The first three columns are this\n\
-         crate. A figure holds for this machine. Compare the figures of one row.\n",
+         with the callers. The first three columns are this crate. A figure holds for this machine.\n\
+         Compare the figures of one row.\n\n\
+         governor decides in each process alone: it asks no server. So it is shown in the rows about\n\
+         speed, server work, outages and clocks, but not ranked there. A row is in the first table if\n\
+         the best of the other limiters beats the best of the first three columns.\n",
         place()
     );
     for (title, lost) in [("Another limiter is better", true), ("This crate is as good as the best, or better", false)]

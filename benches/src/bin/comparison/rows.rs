@@ -62,10 +62,10 @@ pub(crate) const ROWS: [Row; 15] = [
         measure: || each(most_admitted),
     },
     Row {
-        name: "Quota used while calls are refused",
+        name: "Share of the limit used while calls are refused",
         how: "Four processes make 500 calls a second each, of one key that admits 100, for 8 s: all admitted calls as a share \
-              of 800. A limiter that charges refused calls leaves some of the quota unused. More than 100 % is a burst, or \
-              too many.",
+              of 800. A limiter that charges refused calls leaves a part of the limit unused. More than 100 % is a burst, \
+              or too many.",
         measure: || each(used),
     },
     Row {
@@ -97,8 +97,8 @@ pub(crate) const ROWS: [Row; 15] = [
     Row {
         name: "Redis halted for 30 s",
         how: "One process makes 200 calls a second of a key that admits 100. The server is halted (`SIGSTOP`) from second 2 \
-              to 32. The longest time that a call took; how many calls a second ended admitted in the halt, and how many failed; \
-              the most that ended admitted within a second after the halt.",
+              to 32. A cell has four numbers: the longest time of a call; the calls admitted per second while the server was \
+              halted; the calls failed per second in that time; the most calls admitted in one second afterwards.",
         measure: halted,
     },
     Row {
@@ -110,7 +110,7 @@ pub(crate) const ROWS: [Row; 15] = [
     Row { name: "A clock an hour ahead", how: "As above, an hour ahead.", measure: || stepped(true) },
     Row {
         name: "Is the wait of a refusal enough?",
-        how: "One caller exhausts the quota of 100 a second. Whenever it is refused it waits as long as the refusal says, and \
+        how: "One caller uses up the limit of 100 a second. Whenever it is refused it waits as long as the refusal says, and \
               asks again. The share of these calls that is admitted.",
         measure: || each(wait_is_enough),
     },
@@ -120,8 +120,8 @@ pub(crate) const ROWS: [Row; 15] = [
         measure: || each(|peer| misconfigured(peer, "redis://127.0.0.1:1", 100)),
     },
     Row {
-        name: "A quota of 0",
-        how: "The limiter is built with a quota of 0 calls a second, and asked once. The attribute of this crate refuses to \
+        name: "A limit of 0",
+        how: "The limiter is built with a limit of 0 calls a second, and asked once. The attribute of this crate refuses to \
               compile it; the row shows a rule that is made while the program runs.",
         measure: || {
             let server = RedisServer::start();
