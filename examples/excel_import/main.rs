@@ -9,8 +9,8 @@
 //! cargo run --example excel_import --features excel_import -- --outgoing
 //! ```
 //!
-//! With `--outgoing` nothing is annotated, and nobody knows the limit: the API announces it in header
-//! fields, and changes it three times. `client::Outgoing` is then a middleware of the HTTP client.
+//! With `--outgoing` nothing is annotated, and no limit is configured: the API announces it in
+//! header fields, and changes it three times. `client::Outgoing` is then a middleware of the HTTP client.
 
 mod announced;
 mod api;
@@ -112,7 +112,7 @@ struct Args {
     #[arg(long)]
     bypass: bool,
 
-    /// Keep to a limit that nobody configured: the API counts all calls together, announces its limit in header
+    /// Keep to a limit that is not configured: the API counts all calls together, announces its limit in header
     /// fields, and changes it three times during the import
     ///
     /// The client reads the fields, and repeats calls that the API refused. Only those can be that were sent before a

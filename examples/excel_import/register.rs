@@ -23,7 +23,7 @@ use crate::{announced::Figures, api::Stats, sheet::Item};
 /// waiting for a processor are part of it.
 ///
 /// While Redis is away, a call waits for it, too. A row that is a minute late is better than one that was lost, or
-/// that the API refused because nobody counted.
+/// that the API refused because calls were not counted.
 ///
 /// `ttl` is a constant, hence the parameters; `count` may be any expression.
 #[limit_request_per_time(
