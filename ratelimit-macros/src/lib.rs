@@ -47,11 +47,11 @@ use crate::kind::AttributeKind;
 ///
 /// | argument | meaning | value | default |
 /// |---|---|---|---|
-/// | `prefix` | name of the rule | string of 1 to 200 bytes, or a constant | required |
+/// | `prefix` | name of the rule | string of 1 to 200 bytes, or a constant | required, unless `rule` is given |
 /// | `ttl` | number of units in a period | integer or constant, at least 1 | `1` |
-/// | `unit` | unit of `ttl` | `Milliseconds`, `Seconds`, `Minutes`, `Hours`, `Days` | required |
+/// | `unit` | unit of `ttl` | `Milliseconds`, `Seconds`, `Minutes`, `Hours`, `Days` | required, see below |
 /// | `period` | the period, in place of `ttl` and `unit` | duration | |
-/// | `count` | limit of a period | integer or expression | required |
+/// | `count` | limit of a period | integer or expression | required, unless `rule` is given |
 /// | `rule` | the whole rule, see [below](#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject that is counted | expression | one counter for all calls |
 /// | `algorithm` | the way to count | see [Algorithms](#algorithms) | `FixedWindow` |
@@ -69,7 +69,7 @@ use crate::kind::AttributeKind;
 /// | `crate` | path of the runtime | path | `::ratelimit_runtime` |
 ///
 /// - `prefix`: functions with the same prefix, key, algorithm and period share one counter.
-/// - `unit`: a path is allowed, too: `TimeUnit::Minutes`.
+/// - `unit`: required, unless `period` or `rule` is given. A path is allowed, too: `TimeUnit::Minutes`.
 /// - `count`: a literal or a `const { .. }` block is checked at compile time. Any other expression
 ///   is evaluated at each call; if it is 0 or negative, no call fits.
 /// - `key`: an expression over the arguments and `self`, also over parts of a destructured argument, such
@@ -366,9 +366,11 @@ use crate::kind::AttributeKind;
 /// All limits of a function are one decision: the call is admitted by all of them, or charged to
 /// none. (A call that is refused as `Cause::Unavailable` may have been charged.) The error names the
 /// limit with the longest wait. Limits are asked in source order, those
-/// of an `impl` block first. `limiter`, `on_limit`, `on_store_error`, `permit` and `crate` hold for
-/// the whole call and are given on one of the attributes. `LeakyBucket` and `prefetch` do not allow
-/// a second limit.
+/// of an `impl` block first. `LeakyBucket` and `prefetch` do not allow a second limit.
+///
+/// `limiter`, `on_store_error`, `permit` and `crate` apply to the whole call. Write each on one of
+/// the attributes. All `limit_request_per_time` of a function share one `on_limit`. All
+/// `limit_concurrent_requests` share another.
 ///
 /// Limits with the same prefix, key, algorithm and period have one counter, which a call would be
 /// charged for twice. That is a compile error where the attributes are equal word by word. If the
@@ -377,8 +379,8 @@ use crate::kind::AttributeKind;
 /// `Limiter::acquire_all`, such charges add up, and the lower limit applies.)
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,
-/// with an `on_limit` of its own. If only one of the two is a `Return`, the function must be able to
-/// return a refusal by the other one.
+/// with an `on_limit` of its own. If only one of the two has `on_limit = Return(..)`, the function
+/// must also return [a type that can hold a refusal](#the-returned-type), for the other one.
 ///
 /// Stacked attributes must be written under their own names. One that is imported under another
 /// name, or that `cfg_attr` adds to a method of a limited `impl` block, is a compile error.
@@ -419,8 +421,8 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 ///
 /// | argument | meaning | value | default |
 /// |---|---|---|---|
-/// | `prefix` | name of the rule | string of 1 to 200 bytes, or a constant | required |
-/// | `count` | number of places | integer or expression | required |
+/// | `prefix` | name of the rule | string of 1 to 200 bytes, or a constant | required, unless `rule` is given |
+/// | `count` | number of places | integer or expression | required, unless `rule` is given |
 /// | `rule` | the whole rule, see [there](macro@limit_request_per_time#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject whose calls are counted | expression | one counter for all calls |
 /// | `lease` | time until a dead process loses its places | duration from 1 s to 1 day | `"30s"` |
@@ -488,8 +490,8 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// All limits of a function are one decision, in whatever order they stand. If one of them refuses
 /// a call, it is charged to none and takes no place. The `on_limit` of an attribute applies to
 /// refusals by limits of the same attribute; several `#[limit_concurrent_requests]` have one.
-/// `limiter`, `on_store_error`, `permit` and `crate` hold for the whole call and are given on one
-/// of the attributes.
+/// `limiter`, `on_store_error`, `permit` and `crate` apply to the whole call. Write each on one of
+/// the attributes.
 ///
 /// # Order, cancellation, recursion
 ///

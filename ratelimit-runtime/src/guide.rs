@@ -10,7 +10,7 @@
 //! | [`sizing`] | memory, time, and how many processes a server can serve |
 //! | [`testing`] | tests without a server, and without waiting |
 //! | [`own_store`] | counters elsewhere than in memory or in Redis |
-//! | [`promises`] | the numbers that a call gets, and the cases in which more calls are admitted |
+//! | [`promises`] | `limit`, `remaining`, `reset_after`, `retry_after`; when more calls are admitted than promised |
 //! | [`how_it_works`] | costs that are known at the end, waiting, and calls that need no round trip |
 //!
 //! Modules with pages of their own: [`config`], the rules file; [`web`], a
@@ -19,15 +19,16 @@
 //! Coming from another limiter: [`from_governor`], [`from_tower_governor`], [`from_bucket4j`],
 //! [`from_lua`].
 //!
-//! # Words
+//! # Glossary
 //!
 //! A limit:
 //!
 //! | word | meaning |
 //! |---|---|
-//! | rule | a limit: a prefix, a count, a period and an algorithm |
+//! | rule | a rate limit: a prefix, a count, a period and an algorithm |
 //! | prefix | the name of a rule |
-//! | limit | a rule; as a field, [the largest cost that is ever granted](promises#numbers) |
+//! | `limit` | the field `limit`: [the largest cost that is ever granted](promises#numbers) |
+//! | `retry_after` | the shortest wait after which the cost is granted, without other calls |
 //! | period | the time for which a call counts: `ttl` and `unit`, or `period` |
 //! | key | who or what is counted: a user, an address |
 //! | counter | the state of one rule for one key |
@@ -36,7 +37,7 @@
 //! | burst | the size of a token bucket |
 //! | slot | the time at which a call of a `LeakyBucket` may begin |
 //! | queue | the calls of a `LeakyBucket` that have a slot to come |
-//! | shadow mode | a rule on trial: it counts, and refuses no call |
+//! | shadow mode | a rule in it counts calls, but refuses none |
 //! | store | where the counters are: memory, Redis, or a store of your own |
 //! | limiter | a [`Limiter`]: a store with settings; functions use the one that is installed |
 //! | install | to make a limiter that of the process: [`Limiter::install`] |
@@ -46,7 +47,7 @@
 //! | word | meaning |
 //! |---|---|
 //! | cost | the amount of the count that a call takes; 1 by default |
-//! | charge | the cost as the counter has it |
+//! | charge | the amount that a call has added to its counter |
 //! | permit | the right to run once, already charged |
 //! | refusal | the error of a call that may not run: [`RequestPerMinute`] |
 //! | wait queue | the callers of one counter that wait in one process |
@@ -57,7 +58,7 @@
 //! | place | the hold of a call under `limit_concurrent_requests` |
 //! | lease | the time after which a hold ends if its process no longer renews it |
 //! | cached denial | the store's refusal, which the process repeats without asking again |
-//! | prefetched permits, quota | permits that a process has charged ahead, to spend without asking the store |
+//! | prefetched permits | permits that a process has charged ahead, to spend without asking the store |
 //! | ban | a time in which each call of a key is refused |
 //! | round trip | a request to the server, and its reply |
 //!
@@ -68,8 +69,8 @@
 //! | away | the store cannot decide: it is unreachable, too slow, or full |
 //! | deadline | the longest time that a call waits for the store: [`Builder::deadline`] |
 //! | circuit breaker | stops asking [a server that does not answer](failures#the-circuit-breaker) |
-//! | failure policy | what happens to calls then: [`OnStoreError`] |
-//! | share | what one process may admit then, by the policy `Local` |
+//! | failure policy | what happens to calls while the store is away: [`OnStoreError`] |
+//! | share | what one process may admit while the store is away, by the policy `Local` |
 //!
 //! HTTP:
 //!

@@ -1,8 +1,8 @@
 //! Rate limits for async functions, declared with one attribute.
 //!
 //! A limit is counted in one process, or in many that share a Redis server or a cluster. Each
-//! algorithm has [a maximum](guide::choosing#promises-of-each-algorithm) that concurrent calls and
-//! many processes cannot exceed. More calls may run [while Redis is away](#redis), and in a few
+//! algorithm has [a maximum](guide::choosing#promises-of-each-algorithm), also for concurrent calls
+//! and many processes. It holds, except [while Redis is away](#redis) and in a few
 //! [other cases](guide::promises#limits-of-the-promises).
 //!
 //! ```
@@ -53,7 +53,7 @@
 //!
 //! - The [`guide`]: [which algorithm](guide::choosing), [recipes](guide::recipes),
 //!   [Redis](guide::redis), [failures](guide::failures), [operations](guide::operations),
-//!   [tests](guide::testing), and [the words](guide#words) that these pages use.
+//!   [tests](guide::testing), and the [glossary](guide#glossary).
 //! - Limits without the attribute: [`Rule`] and [`Limiter::acquire`].
 //! - Limits on requests to a web server: [`web`]. On calls to other servers: [`client`].
 //!
@@ -66,7 +66,9 @@
 //! | `rustls` | Redis over TLS |
 //! | `metrics` | [metrics](guide::operations#metrics) |
 //! | `config` | rules in a file, which may change while the program runs: see [`config`] |
-//! | `tower`, `axum`, `actix-web` | [`web::RateLimitLayer`], and [`RequestPerMinute`] as a response |
+//! | `tower` | [`web::RateLimitLayer`] |
+//! | `axum` | [`RequestPerMinute`] as a response of axum, and `KeyBy::peer` there; the layer needs `tower`, too |
+//! | `actix-web` | the layer and the response for actix-web |
 //! | `client`, `reqwest-middleware` | [`client::Outgoing`], for calls to servers that announce limits |
 //! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits for its turn |
 //! | `uuid` | UUIDs as keys |

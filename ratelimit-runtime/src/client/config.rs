@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{Builder, Key, Limiter, RateKey, Rule};
 
-/// Limits of outgoing calls that nobody configures: each upstream announces its own.
+/// Limits of outgoing calls that are not configured: each upstream announces its own.
 ///
 /// It is a `tower` layer for a client of HTTP requests and, with the feature `reqwest-middleware`,
 /// a middleware of [`reqwest_middleware`](https://docs.rs/reqwest-middleware). A call waits until it

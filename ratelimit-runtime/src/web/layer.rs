@@ -117,7 +117,7 @@ impl RateLimitLayer {
         self.with(|gate| gate.style = Some(style))
     }
 
-    /// Lets a request wait for up to `longest` if a limit is reached, for quota or for a place,
+    /// Lets a request wait for up to `longest` if a limit is reached, for room or for a place,
     /// instead of refusing it.
     ///
     /// Requests of one counter are served in the order of their arrival, within this process. The
