@@ -5,6 +5,7 @@
 //! is the documented bound. Each model also runs with one step done wrong, which the checker has to
 //! find. Where the docs allow more than the bound, a short way there is printed.
 
+mod bans;
 mod check;
 mod costs;
 mod outage;
