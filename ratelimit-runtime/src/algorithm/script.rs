@@ -146,9 +146,10 @@ fn source(text: &'static str) -> Cow<'static, str> {
 fn source(text: &'static str) -> Cow<'static, str> {
     let Ok(path) = std::env::var("RATELIMIT_LUA_MUTANT") else { return text.into() };
     let mutant = std::fs::read_to_string(path).expect("the file of the mutant");
-    match mutant.split_once('\0') {
-        Some((before, after)) if before == text => after.to_owned().into(),
-        _ => text.into(),
+    // A script may declare variables in front of the file.
+    match mutant.split_once('\0').and_then(|(before, after)| Some((text.strip_suffix(before)?, after))) {
+        Some((head, after)) => format!("{head}{after}").into(),
+        None => text.into(),
     }
 }
 

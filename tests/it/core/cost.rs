@@ -185,23 +185,30 @@ async fn an_impossible_rule_is_misconfigured() {
     }
 }
 
-/// 12 bytes an entry at 1,000 entries, the key and its name included; and no more after many periods.
+/// 12 bytes an entry at 1,000 entries, the key and its name included; and no more after many
+/// periods, whether entries expire one by one or several at once.
 #[tokio::test]
 async fn a_log_takes_12_bytes_an_entry() {
     let timed = Timed::redis().await;
     let server = timed.server().unwrap();
-    for period in [2 * SECOND, 300 * SECOND] {
+    for (period, together) in [(2 * SECOND, 1), (300 * SECOND, 1), (300 * SECOND, 10)] {
         let (rule, key) = (Rule::new("small", 1000, period).with_algorithm(LOG), fresh_key());
         let name = format!("small:{{{key}}}:sliding-log:{}", period.as_millis());
         for period_of_calls in 0..4 {
-            for _ in 0..1000 {
-                timed.advance(period / 1000);
+            // A group comes when all entries of the group a period before have expired.
+            timed.advance(period / 200 * (together - 1).min(1));
+            for call in 0..1000 {
+                let pause = period / 1000 * together - MS * (together - 1);
+                timed.advance(if call % together == 0 { pause } else { MS });
                 timed.limiter.acquire(&rule, key).await.unwrap();
             }
             exceeded(timed.limiter.acquire(&rule, key).await);
             let usage = server.command(&[b"MEMORY", b"USAGE", name.as_bytes(), b"SAMPLES", b"0"]);
             let usage: u64 = redis::from_redis_value(usage).unwrap();
-            assert!(usage <= 12_000, "{usage} bytes, {period:?}, after {period_of_calls} more periods");
+            assert!(
+                usage <= 12_000,
+                "{usage} bytes, {period:?}, {together} together, after {period_of_calls} more periods"
+            );
         }
     }
 }

@@ -21,7 +21,16 @@ use std::{
 /// Tests that run until one fails. The first find most mutants, within seconds.
 const STAGES: &[&[&str]] = &[
     &["core::conformance::the_redis_store_conforms"],
-    &["core::algorithms", "core::bounds", "core::debt", "core::exact", "core::refund", "core::state", "core::time"],
+    &[
+        "core::algorithms",
+        "core::bounds",
+        "core::cost",
+        "core::debt",
+        "core::exact",
+        "core::refund",
+        "core::state",
+        "core::time",
+    ],
     &["core::bans", "core::holds", "core::model", "core::shadow", "harness::controlled_clock", "redis::"],
 ];
 /// Tests of a stage that change nothing here, and take long.
