@@ -104,6 +104,9 @@ pub mod failures {}
 pub mod operations {}
 
 #[doc = include_str!("guide/sizing.md")]
+#[doc = "<svg viewBox=\"0 0 1000 460\" width=\"100%\">"]
+#[doc = include_str!("guide/scaling.svg")]
+#[doc = "</svg>"]
 pub mod sizing {}
 
 #[doc = include_str!("guide/testing.md")]
