@@ -2,10 +2,10 @@
 //! a user would write, and with ours.
 //!
 //! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [--svg FILE] [WORDS]`: the
-//! tables whose title contains one of the words. Without words, all but `growth`, `connections` and `scaling`. `growth` takes some
-//! minutes and, with `--full`, some gigabytes. `scaling` has up to 4,096 callers; of its figures
-//! `--svg` draws a picture. `--json` also writes all figures to a file. `--quick` has
-//! shorter rounds, for a look.
+//! tables whose title contains one of the words. Without words, all but `growth`, `connections` and
+//! `scaling`. `growth` takes some minutes and, with `--full`, some gigabytes. `scaling` has up to 4,096
+//! callers; of its figures `--svg` draws a picture. `--json` also writes all figures to a file.
+//! `--quick` has shorter rounds, for a look.
 //!
 //! All contenders run in this process, round by round, one after the other, on a tokio runtime of
 //! two threads. Each has one connection to a `redis-server` of its own, which shares the processors
