@@ -69,10 +69,13 @@
 //! | `tower` | [`web::RateLimitLayer`] |
 //! | `axum` | [`RequestPerMinute`] as a response of axum, and `KeyBy::peer` there; the layer needs `tower`, too |
 //! | `actix-web` | the layer and the response for actix-web |
-//! | `client`, `reqwest-middleware` | [`client::Outgoing`], for calls to servers that announce limits |
+//! | `client` | [`client::Outgoing`] as a layer of tower, for calls to servers that announce limits |
+//! | `reqwest-middleware` | the same as a middleware of reqwest |
 //! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits for its turn |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that [a store of your own](guide::own_store) has to pass |
+//!
+//! They fit axum 0.8, actix-web 4, tower 0.5, http 1 and reqwest-middleware 0.5 (with reqwest 0.13).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
