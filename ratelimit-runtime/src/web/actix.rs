@@ -23,7 +23,7 @@ use actix_web::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, Version, request, response};
 
-use super::{LimitedBody, RateLimit, RateLimitLayer, gate::Gate, problem};
+use super::{LimitedBody, RateLimit, RateLimitLayer, gate::Gate, headers::is_limit_field, problem};
 use crate::{FromRefusal, RequestPerMinute};
 
 /// Middleware with the same limits as the `tower` layer.
@@ -203,9 +203,8 @@ fn head_of_response<B>(response: &HttpResponse<B>) -> response::Parts {
 
 /// Replaces the fields of limits.
 fn write_back(from: &HeaderMap, to: &mut old::header::HeaderMap) {
-    let is_of_limit = |name: &str| name.starts_with("ratelimit") || name.starts_with("x-ratelimit");
-    to.retain(|name, _| !is_of_limit(name.as_str()));
-    append(from.iter().filter(|(name, _)| is_of_limit(name.as_str())), to);
+    to.retain(|name, _| !is_limit_field(name.as_str()));
+    append(from.iter().filter(|(name, _)| is_limit_field(name.as_str())), to);
 }
 
 fn append<'a>(from: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>, to: &mut old::header::HeaderMap) {

@@ -120,6 +120,11 @@ impl HeaderStyle {
     }
 }
 
+/// Whether a style writes a field of this name. By it `actix.rs` knows the fields that it copies.
+pub(super) fn is_limit_field(name: &str) -> bool {
+    name.starts_with("ratelimit") || name.starts_with("x-ratelimit")
+}
+
 /// The largest integer in a structured field.
 const LARGEST: u64 = 999_999_999_999_999;
 
@@ -258,6 +263,7 @@ impl Permit {
 }
 
 fn insert(headers: &mut HeaderMap, name: &'static str, text: &str) {
+    debug_assert!(is_limit_field(name), "{name}");
     headers.insert(HeaderName::from_static(name), value(text));
 }
 
