@@ -3,7 +3,7 @@
 //!
 //! Arguments: the test program `it`, built with `--cfg lua_mutants`, and options. `--sample 300`
 //! draws that many mutants, always the same ones. `--only bucket` takes files whose path contains
-//! the word. `--list` runs nothing.
+//! the word. `--jobs 4` tries that many at once. `--list` runs nothing.
 //!
 //! A mutant that no test notices is a survivor. `tests/lua_mutants.txt` lists those that are known,
 //! each with its reason. Another one is an error.
@@ -11,9 +11,13 @@
 use std::{
     collections::HashMap,
     env, fs,
-    io::Write as _,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -176,7 +180,7 @@ fn lua_files(folder: &Path, files: &mut Vec<PathBuf>) {
 /// Runs the stages until a test fails. Returns the stage and the first test that failed.
 fn killer(program: &str, mutant: &Path) -> Option<String> {
     for stage in STAGES {
-        let mut output = tempfile::tempfile().expect("a file");
+        let output = tempfile::tempfile().expect("a file");
         let mut tests = Command::new(program)
             .args(*stage)
             .args(SKIPPED.iter().flat_map(|name| ["--skip", name]))
@@ -187,31 +191,33 @@ fn killer(program: &str, mutant: &Path) -> Option<String> {
             .spawn()
             .expect("the test program");
         let end = Instant::now() + LONGEST_STAGE;
-        let status = loop {
-            match tests.try_wait().expect("its state") {
-                Some(status) => break Some(status),
-                None if Instant::now() > end => break None,
-                None => thread::sleep(Duration::from_millis(20)),
+        loop {
+            let is_success = tests.try_wait().expect("its state").map(|status| status.success());
+            let failed = first_failure(&output).or_else(|| match is_success {
+                Some(true) => None,
+                Some(false) => Some("the test program".to_owned()),
+                None => (Instant::now() > end).then(|| format!("no end: {}", stage[0])),
+            });
+            if failed.is_some() {
+                let _ = (tests.kill(), tests.wait()); // its servers end with it
+                return failed;
             }
-        };
-        let Some(status) = status else {
-            let _ = (tests.kill(), tests.wait()); // its servers end with it
-            return Some(format!("no end: {}", stage[0]));
-        };
-        if !status.success() {
-            let text = read_all(&mut output);
-            let failed = text.lines().find(|line| line.ends_with("FAILED")).unwrap_or("the test program");
-            return Some(failed.trim_start_matches("test ").to_owned());
+            if is_success.is_some() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(20));
         }
     }
     None
 }
 
-fn read_all(file: &mut fs::File) -> String {
-    use std::io::{Read as _, Seek as _};
-    let mut text = String::new();
-    file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("the output of the tests");
-    text
+/// The first failed test in the output of tests that may still be running.
+fn first_failure(output: &fs::File) -> Option<String> {
+    let mut text = vec![0; usize::try_from(output.metadata().expect("its size").len()).expect("a small file")];
+    output.read_exact_at(&mut text, 0).expect("the output of the tests");
+    let text = String::from_utf8_lossy(&text);
+    let failed = text.lines().find(|line| line.ends_with("FAILED"))?;
+    Some(failed.trim_start_matches("test ").to_owned())
 }
 
 fn main() -> ExitCode {
@@ -249,36 +255,43 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let program = args.first().expect("the test program");
+    let jobs: usize = option("--jobs").map_or(1, |jobs| jobs.parse().expect("--jobs takes a number"));
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("mutant");
-    fs::write(&path, "").expect("a file");
-    assert_eq!(killer(program, &path), None, "the tests fail without a mutant");
-    let (mut killed, mut known, mut survivors) = (0, 0, Vec::new());
-    for (index, mutant) in all.iter().enumerate() {
-        let text = &texts[&mutant.file];
-        fs::write(&path, format!("{text}\0{}", mutant.apply(text))).expect("a file");
-        let name = mutant.describe(text);
-        let begun = Instant::now();
-        let result = match killer(program, &path) {
-            Some(failed) => {
-                killed += 1;
-                format!("caught by {failed}")
-            }
-            None if KNOWN.lines().any(|line| line == name) => {
-                known += 1;
-                "survives, as known".to_owned()
-            }
-            None => {
-                survivors.push(name.clone());
-                "SURVIVES".to_owned()
-            }
-        };
-        println!("{}/{} {:.0} s {name}: {result}", index + 1, all.len(), begun.elapsed().as_secs_f64());
-        let _ = std::io::stdout().flush();
-    }
+    let unchanged = folder.path().join("unchanged");
+    fs::write(&unchanged, "").expect("a file");
+    assert_eq!(killer(program, &unchanged), None, "the tests fail without a mutant");
+    let (next, survivors, known) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
+    thread::scope(|threads| {
+        for job in 0..jobs {
+            let path = folder.path().join(format!("mutant{job}"));
+            let (all, texts, next, survivors, known) = (&all, &texts, &next, &survivors, &known);
+            threads.spawn(move || {
+                while let Some(mutant) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let text = &texts[&mutant.file];
+                    fs::write(&path, format!("{text}\0{}", mutant.apply(text))).expect("a file");
+                    let name = mutant.describe(text);
+                    let begun = Instant::now();
+                    let result = match killer(program, &path) {
+                        Some(failed) => format!("caught by {failed}"),
+                        None if KNOWN.lines().any(|line| line == name) => {
+                            known.fetch_add(1, Ordering::Relaxed);
+                            "survives, as known".to_owned()
+                        }
+                        None => {
+                            survivors.lock().expect("no panic").push(name.clone());
+                            "SURVIVES".to_owned()
+                        }
+                    };
+                    println!("{:.0} s {name}: {result}", begun.elapsed().as_secs_f64());
+                }
+            });
+        }
+    });
+    let (known, survivors) = (known.into_inner(), survivors.into_inner().expect("no panic"));
     println!(
-        "\n{} mutants of {total}: {killed} caught, {known} known survivors, {} others",
+        "\n{} mutants of {total}: {} caught, {known} known survivors, {} others",
         all.len(),
+        all.len() - known - survivors.len(),
         survivors.len()
     );
     for name in &survivors {
