@@ -149,7 +149,7 @@ use crate::kind::AttributeKind;
 /// the algorithm can store its numbers. `Elapsed` needs a `SlidingLog`, `Settled` any algorithm but
 /// `LeakyBucket` and no prefetch, and a literal `cost` has to fit. A rule with
 /// [`LeakyBucket`](#algorithms) or a prefetch allows no second limit.
-/// Calls of a rule with a ban cannot wait.
+/// Calls of a rule with the argument `ban` cannot wait. A ban by `Limiter::ban` is waited for.
 ///
 /// # Over the limit
 ///
@@ -159,6 +159,9 @@ use crate::kind::AttributeKind;
 /// | `Wait` | wait until the call fits |
 /// | `Wait(max = "30s")` | wait, but return the error at once if that would take longer |
 /// | `Return(expr)` | return the value of this expression |
+///
+/// `max` is a constant. For a time that is known only at run time, call `Limiter::acquire_within` in place of
+/// the attribute.
 ///
 /// The expression of `Return` can use the function's arguments and `.await`. The variable `refused`
 /// holds the `RequestPerMinute`. The value is returned for every refusal, also if a key is missing,

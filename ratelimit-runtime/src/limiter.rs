@@ -436,8 +436,9 @@ impl Limiter {
     ///   [prefetched](Rule::with_prefetch) are spent first; those of this process are returned.
     /// - Earlier charges are not refunded while the counter is banned. Holds are renewed and settled
     ///   as usual.
-    /// - A caller that waits for the limit goes on waiting, until the ban ends or its own time is
-    ///   over.
+    /// - A call that waits for the limit waits until the ban ends, also a call that comes during the
+    ///   ban. If the ban is longer than its longest wait, it is refused at once as
+    ///   [`Cause::Banned`](crate::Cause::Banned).
     /// - While a server is away, its bans are unknown: with
     ///   [`OnStoreError::Local`](crate::OnStoreError::Local) calls are admitted by this process.
     ///
