@@ -93,3 +93,20 @@ async fn plain_calls_of_other_keys_do_not_change_what_a_bucket_remembers() {
         }
     }
 }
+
+/// Of many charges whose calls run, the bucket keeps eight pairs of 16 bytes behind its 24 bytes.
+#[tokio::test]
+async fn a_bucket_remembers_eight_charges_at_most() {
+    let server = RedisServer::builder().controlled_clock().start();
+    let limiter = limiter_on(&server).await;
+    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
+    let (rule, key) = (Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket), fresh_key());
+    let mut running = Vec::new();
+    for _ in 0..30 {
+        running.push(limiter.reserve(&rule, key, 1_000).await.unwrap());
+        server.clock().advance(MS);
+    }
+    let names: Vec<Vec<u8>> = redis::from_redis_value(server.command(&[b"KEYS", b"tokens:*"])).unwrap();
+    let length: u64 = redis::from_redis_value(server.command(&[b"STRLEN", &names[0]])).unwrap();
+    assert_eq!((names.len(), length), (1, 24 + 8 * 16));
+}
