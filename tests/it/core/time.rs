@@ -243,8 +243,8 @@ async fn after_a_clock_set_back_no_wait_is_longer_than_a_charge_counts() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
-        for back in BACK {
-            let (rule, key) = (Rule::new("obey", 3, 10 * SECOND).by(algorithm), fresh_key());
+        for (back, period) in BACK.map(|back| (back, 10 * SECOND)).into_iter().chain([(10 * SECOND, 3600 * SECOND)]) {
+            let (rule, key) = (Rule::new("obey", 3, period).by(algorithm), fresh_key());
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
             let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
