@@ -157,7 +157,7 @@ use crate::kind::AttributeKind;
 /// |---|---|
 /// | `Reject` | return the error |
 /// | `Wait` | wait until the call fits |
-/// | `Wait(max = "30s")` | wait, but return the error at once if that would take longer |
+/// | `Wait(max = "30s")` | wait; return the error at once if the wait is known to be longer than `max` |
 /// | `Return(expr)` | return the value of this expression |
 ///
 /// `max` is a constant. For a time that is known only at run time, call `Limiter::acquire_within` in place of
@@ -191,7 +191,7 @@ use crate::kind::AttributeKind;
 ///   back in each P: one by one with `refill = Greedy`, the default, or all at its end with
 ///   `Interval`.
 /// - `LeakyBucket`: an admitted call sleeps until its turn. `queue`, which is required, is the
-///   number of calls that may wait. With 0, a call runs at once or is refused.
+///   number of calls that may wait. With 0, a call runs at once or is over the limit: then `on_limit` decides.
 ///
 /// Numbers are integers, constants of any integer type, or constant expressions of type `u64`. If an
 /// algorithm cannot store them (see `Rule::new`), constant ones are a compile error, and others are
@@ -211,8 +211,8 @@ use crate::kind::AttributeKind;
 ///
 /// - `Elapsed`: the algorithm is `SlidingLog`, and `count` is in milliseconds. The time is charged
 ///   however the body ends: with a value or an error, by a panic, or because the call is dropped.
-///   Without `max`, calls of one key run one after another; each waits for its turn, even with
-///   `on_limit = Reject`.
+///   Without `max`, calls of one key run one after another. This queue is not a refusal: a call waits
+///   for its turn even with `on_limit = Reject`.
 /// - `Settled`: `max` is an integer or an expression, as for any cost. The closure gets a reference
 ///   to the returned value and returns an integer of any type. If that is negative, the call is
 ///   charged `max`. So is a call that panics or is dropped, which has no outcome.
@@ -229,7 +229,8 @@ use crate::kind::AttributeKind;
 /// - If a process dies, its calls are charged all that they have taken.
 /// - The actual use may exceed what was taken, and is charged in full. A `TokenBucket` has to refill all of
 ///   it, also if that takes many periods.
-/// - If less than `max` remains, the call is refused or waits, as `on_limit` says.
+/// - `Settled`: if less than `max` remains, the call is refused or waits, as `on_limit` says. `Elapsed(max = ..)`
+///   then takes what remains.
 ///
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};

@@ -30,8 +30,8 @@
 //!
 //! # Redis
 //!
-//! By default, limits are counted in process memory. A program shares them if it installs a limiter
-//! once, at its start. Libraries use the installed one, or take a `&Limiter` as an argument.
+//! By default, limits are counted in process memory. To share them between processes, install a limiter
+//! for Redis once, at the start of the program. Libraries use the installed one, or take a `&Limiter` as an argument.
 //!
 //! ```no_run
 //! # async fn start() -> Result<(), ratelimit_runtime::SetupError> {
