@@ -284,7 +284,7 @@ use crate::kind::AttributeKind;
 ///
 /// If several limits are `Settled`, one of them has the closure. The closure can use arguments that
 /// the body does not move, such as integers and references. The body becomes an async block, so the
-/// future stores the arguments that it uses twice. If the signature does not name the
+/// future stores each argument that the body uses two times. If the signature does not name the
 /// returned type, for instance behind an alias of a future, the closure does: `|outcome: &R| ..`.
 ///
 /// # The returned type
@@ -378,8 +378,8 @@ use crate::kind::AttributeKind;
 ///
 /// Limits with the same prefix, key, algorithm and period have one counter, which a call would be
 /// charged for twice. That is a compile error where the attributes are equal word by word. If the
-/// keys turn out equal only in a call, it is charged twice if the numbers are equal, too. With
-/// different numbers, or a `Settled` cost, it is refused as `Cause::Misconfigured`. (In
+/// keys turn out equal only in a call, the call is charged twice if all numbers of the limits are equal,
+/// too. With different numbers, or a `Settled` cost, the call is refused as `Cause::Misconfigured`. (In
 /// `Limiter::acquire_all`, such charges add up, and the lower limit applies.)
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,
