@@ -11,6 +11,7 @@
 use std::{
     collections::HashMap,
     env, fs,
+    num::NonZeroUsize,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -255,7 +256,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let program = args.first().expect("the test program");
-    let jobs: usize = option("--jobs").map_or(1, |jobs| jobs.parse().expect("--jobs takes a number"));
+    let jobs = option("--jobs").map_or(1, |jobs| jobs.parse::<NonZeroUsize>().expect("--jobs takes a number").get());
     let folder = tempfile::tempdir().expect("a folder");
     let unchanged = folder.path().join("unchanged");
     fs::write(&unchanged, "").expect("a file");
