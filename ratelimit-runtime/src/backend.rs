@@ -25,7 +25,7 @@ pub(crate) trait Backend {
     /// Refunds a charge once.
     type Receipt;
 
-    /// Charges one counter if the cost fits, and sets the outcome if there is one.
+    /// Charges one counter if the cost fits, and sets the outcome.
     ///
     /// `waiter` is `None` outside of a poll. Then [`Attempt::Unsupported`] if the backend may have
     /// to wait.
@@ -58,8 +58,8 @@ pub(crate) const MAX_AT_ONCE: usize = 4;
 
 /// The result of an attempt to charge.
 pub(crate) enum Attempt {
-    Admitted,
-    Denied,
+    /// The query has the outcome.
+    Decided,
     /// The waiter has a ticket, which has to be polled.
     Pending,
     /// Nothing was charged. The store has to be asked.
@@ -91,8 +91,7 @@ pub(crate) struct Waiter<'a, T> {
 #[derive(Clone, Copy)]
 pub(crate) struct Query<'a> {
     pub(crate) rule: &'a Rule,
-    /// `None`: one counter for all callers.
-    pub(crate) key: Option<&'a Key>,
+    pub(crate) key: &'a Key,
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
     pub(crate) outcome: Outcome,
@@ -103,11 +102,11 @@ const NO_RULE: &Rule = &Rule::new("", 0, Duration::ZERO);
 impl<'a> Query<'a> {
     /// No charge.
     pub(crate) const NONE: Self =
-        Self { rule: NO_RULE, key: None, id: CounterId::NONE, cost: 0, outcome: Outcome::NONE };
+        Self { rule: NO_RULE, key: &Key::NONE, id: CounterId::NONE, cost: 0, outcome: Outcome::NONE };
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // the hash is short code
-    pub(crate) fn new(rule: &'a Rule, key: Option<&'a Key>, cost: u64) -> Self {
+    pub(crate) fn new(rule: &'a Rule, key: &'a Key, cost: u64) -> Self {
         Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE }
     }
 

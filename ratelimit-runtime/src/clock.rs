@@ -101,14 +101,19 @@ impl Clock {
     }
 }
 
+/// The time of a decision.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DecisionTime {
+    pub(crate) us: u64,
+    pub(crate) ms: u64,
+}
+
 /// The time of decisions under a lock. It does not go back where the clocks of two processors
 /// differ, by less than a millisecond. A clock that was set back by more is followed.
 pub(crate) struct LockedTime<'a> {
     pub(crate) clock: &'a Clock,
     /// The latest time of a decision under this lock.
     pub(crate) latest_us: &'a mut u64,
-    /// The time that was read last.
-    pub(crate) read_us: u64,
     /// The time in milliseconds, if it was read under the lock.
     pub(crate) known_ms: Option<u64>,
 }
@@ -119,25 +124,24 @@ const SKEW_US: u64 = 1000;
 
 impl LockedTime<'_> {
     #[inline]
-    pub(crate) fn us(&mut self) -> u64 {
+    pub(crate) fn us(&mut self) -> DecisionTime {
         let now_us = self.clock.now_us();
         let is_skew = now_us < *self.latest_us && *self.latest_us - now_us < SKEW_US;
         if !is_skew {
             *self.latest_us = now_us;
         }
-        self.read_us = *self.latest_us;
-        self.read_us
+        DecisionTime { us: *self.latest_us, ms: *self.latest_us / 1000 }
     }
 
-    /// The time in milliseconds, which is cheaper. It may be before an earlier decision; a state
+    /// The time in whole milliseconds, which is cheaper. It may be before an earlier decision; a state
     /// that was written later than now is left to [`LockedTime::us`].
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    pub(crate) fn ms(&mut self) -> u64 {
-        let now_ms = self.known_ms.unwrap_or_else(|| self.clock.now_ms());
-        self.read_us = now_ms * 1000;
-        *self.latest_us = (*self.latest_us).max(self.read_us);
-        now_ms
+    pub(crate) fn ms(&mut self) -> DecisionTime {
+        let ms = self.known_ms.unwrap_or_else(|| self.clock.now_ms());
+        let us = ms * 1000;
+        *self.latest_us = (*self.latest_us).max(us);
+        DecisionTime { us, ms }
     }
 }
 

@@ -36,13 +36,16 @@ pub struct CounterName {
 }
 
 impl CounterName {
-    pub(crate) fn new(namespace: &str, rule: &Rule, key: Option<&Key>) -> Self {
+    pub(crate) fn new(namespace: &str, rule: &Rule, key: &Key) -> Self {
         let mut name = SmallVec::<[u8; 56]>::new();
         if !namespace.is_empty() {
             push_part(namespace, &mut name);
             name.extend_from_slice(b"::");
         }
-        if let Some(key) = key.filter(|key| **key != Key::NONE) {
+        if *key == Key::NONE {
+            name.push(b'{');
+            push_part(rule.prefix(), &mut name);
+        } else {
             push_part(rule.prefix(), &mut name);
             name.extend_from_slice(b":{");
             key.with_text(|key| match key.len() {
@@ -50,9 +53,6 @@ impl CounterName {
                 1..=MAX_PART => name.extend_from_slice(key),
                 _ => push_hex(&Sha256::digest(key), &mut name),
             });
-        } else {
-            name.push(b'{');
-            push_part(rule.prefix(), &mut name);
         }
         name.extend_from_slice(b"}:");
         let tag = rule.algorithm().key_tag();
@@ -120,7 +120,7 @@ impl fmt::Debug for CounterName {
 ///
 /// Each step of a pass multiplies two 64-bit numbers that contain secrets, and combines the halves
 /// of the product. As far as is known, two chosen keys collide in one pass for about one secret in
-/// 2^64, and thus in both for one in 2^128.
+/// 2^64, and thus in both for one in 2^127: the lowest bit is always 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CounterId(pub(crate) u64, pub(crate) u64);
 
@@ -137,7 +137,7 @@ impl CounterId {
     /// The id of no counter.
     pub(crate) const NONE: Self = Self(0, 0);
 
-    pub(crate) fn new(rule: &Rule, key: Option<&Key>) -> Self {
+    pub(crate) fn new(rule: &Rule, key: &Key) -> Self {
         Self::new_inline(rule, key)
     }
 
@@ -147,12 +147,14 @@ impl CounterId {
     /// inlined go through memory.
     #[inline(always)]
     #[allow(clippy::inline_always)]
-    pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
+    pub(crate) fn new_inline(rule: &Rule, key: &Key) -> Self {
         let (kind, [key, more]) = match key {
-            None | Some(Key(Repr::None)) => (0, [0; 2]),
-            Some(Key(Repr::Number(number))) => (1, *number),
-            Some(Key(Repr::Short(text))) => (2, *text),
-            Some(Key(Repr::Long(text))) => return Self::long(rule, text),
+            Key(Repr::None) => (2, [0; 2]),
+            // One branch for most keys.
+            Key(repr @ (Repr::Number(inline) | Repr::Short(inline))) => {
+                (u64::from(matches!(repr, Repr::Short(_))), *inline)
+            }
+            Key(Repr::Long(text)) => return Self::long(rule, text),
         };
         let RuleId(first, second) = rule.id();
         // `kind` uses 2 bits. No two rules have ids that differ in these bits only.
@@ -172,8 +174,7 @@ impl CounterId {
     #[allow(clippy::inline_always)] // see `CounterId::new_inline`
     fn hashed(text: &[u8], numbers: [u64; 4]) -> Self {
         let [left, right] = &*SECRETS;
-        let name = Self(left.hash(text, numbers), right.hash(text, numbers));
-        if name == Self::NONE { Self(0, 1) } else { name }
+        Self(left.hash(text, numbers), right.hash(text, numbers) | 1) // never `NONE`
     }
 }
 
@@ -230,11 +231,11 @@ mod tests {
     #[test]
     fn an_invalid_rule_never_has_the_id_of_a_valid_one() {
         let second = Duration::from_secs(1);
-        let right = CounterId::new(&Rule::new("item", 1, second), None);
+        let right = CounterId::new(&Rule::new("item", 1, second), &Key::NONE);
         for period in [Duration::ZERO, second + Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::MAX] {
-            assert_ne!(CounterId::new(&Rule::new("item", 1, period), None), right, "{period:?}");
+            assert_ne!(CounterId::new(&Rule::new("item", 1, period), &Key::NONE), right, "{period:?}");
         }
-        assert_ne!(CounterId::new(&Rule::new("", 1, second), None), right);
+        assert_ne!(CounterId::new(&Rule::new("", 1, second), &Key::NONE), right);
     }
 
     #[test]
@@ -244,15 +245,8 @@ mod tests {
         let texts =
             ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", "\0", "a\0", "a-key-of-16-byte"];
         let texts: Vec<&str> = texts.into_iter().chain(["a-key-of-17-bytes", &long, &longer, &other]).collect();
-        let mut keys: Vec<Option<Key>> = texts.iter().map(|text| Some(Key::new(*text))).collect();
-        keys.extend([
-            None,
-            Some(Key::NONE),
-            Some(Key::new(0)),
-            Some(Key::new(1)),
-            Some(Key::new(u64::MAX)),
-            Some(Key::new(("a", 1))),
-        ]);
+        let mut keys: Vec<Key> = texts.iter().map(|text| Key::new(*text)).collect();
+        keys.extend([Key::NONE, Key::new(0), Key::new(1), Key::new(u64::MAX), Key::new(("a", 1))]);
         let second = Duration::from_secs(1);
         let algorithms = [
             Algorithm::FixedWindow { align: false },
@@ -274,9 +268,9 @@ mod tests {
             for (algorithm, period) in algorithms.into_iter().flat_map(|one| [(one, second), (one, 2 * second)]) {
                 for key in &keys {
                     let rule = Rule::new(prefix, 1, period).with_algorithm(algorithm);
-                    let name = CounterName::new("", &rule, key.as_ref());
+                    let name = CounterName::new("", &rule, key);
                     let id = name.id();
-                    assert_eq!(id, CounterId::new(&rule, key.as_ref()));
+                    assert_eq!(id, CounterId::new(&rule, key));
                     assert_eq!(*by_name.entry(name.to_string()).or_insert(id), id, "{name}");
                     assert_eq!(*by_id.entry(id).or_insert_with(|| name.clone()), name);
                 }

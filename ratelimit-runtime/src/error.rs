@@ -173,11 +173,13 @@ impl RequestPerMinute {
         Self::new(Cause::Misconfigured, rule, 0, reason)
     }
 
-    /// Adds the key of the call. The last step: the numbers of the refusal are final.
+    /// Adds the key of the call, if it has one. The last step: the numbers of the refusal are final.
     pub(crate) fn with_key(self, key: &Key) -> Self {
         match self.0 {
-            NamedRefusal::Unnamed(refusal) => Self(NamedRefusal::Keyed(Arc::new((refusal, key.clone())))),
-            keyed @ NamedRefusal::Keyed(_) => Self(keyed),
+            NamedRefusal::Unnamed(refusal) if *key != Key::NONE => {
+                Self(NamedRefusal::Keyed(Arc::new((refusal, key.clone()))))
+            }
+            named => Self(named),
         }
     }
 

@@ -372,8 +372,8 @@ impl Limiter {
         async move {
             let engine = self.engine();
             let rules = || engine.settings().rules_now();
-            let rule = &rules().applied(rule, Some(&key), false, false).map_or(*rule, Cow::into_owned);
-            let charge = engine.charge(rule, Some(&key), rule.limit().min(1))?; // with a count of 0, a cost of 1 would have no wait to report
+            let rule = &rules().applied(rule, &key, false, false).map_or(*rule, Cow::into_owned);
+            let charge = engine.charge(rule, &key, rule.limit().min(1))?; // with a count of 0, a cost of 1 would have no wait to report
             let Some(store) = engine.store() else {
                 return Ok(charge.decision);
             };
@@ -534,8 +534,8 @@ impl Limiter {
     ) -> Result<(), RequestPerMinute> {
         let engine = self.engine();
         let rules = || engine.settings().rules_now();
-        let rule = &rules().applied(rule, Some(key), false, false).map_or(*rule, Cow::into_owned);
-        let charge = engine.charge(rule, Some(key), 0)?;
+        let rule = &rules().applied(rule, key, false, false).map_or(*rule, Cow::into_owned);
+        let charge = engine.charge(rule, key, 0)?;
         let Some(store) = engine.store() else {
             return Ok(());
         };
@@ -628,7 +628,7 @@ impl Limiter {
         options: AcquireOptions,
     ) -> Result<(u64, Permit), RequestPerMinute> {
         let rules = || self.engine().settings().rules_now();
-        let limit = rules().applied(rule, Some(&key), false, false).map_or(u64::MAX, |rule| rule.limit());
+        let limit = rules().applied(rule, &key, false, false).map_or(u64::MAX, |rule| rule.limit());
         let mut cost = most.min(limit.max(1));
         loop {
             let request_key = RequestKey::Some(key.clone());

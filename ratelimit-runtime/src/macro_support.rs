@@ -9,7 +9,7 @@ use crate::{
     algorithm::capabilities,
     engine::{
         attempt::{self, Decided},
-        core::{Engine, EngineRef},
+        core::EngineRef,
         request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, OnLimit, RequestKey, check_settled},
     },
     rule::{
@@ -262,7 +262,7 @@ pub fn write_fields(key: &mut KeyWriter<'_>, fields: &[&dyn RateKey]) {
 #[must_use]
 #[inline]
 pub fn no_key() -> ChargedKey {
-    ChargedKey(RequestKey::Shared)
+    ChargedKey(RequestKey::Some(Key::NONE))
 }
 
 pub fn optional_key<K: OptionalKey>(key: &K, missing: OnMissingKey) -> ChargedKey {
@@ -270,7 +270,7 @@ pub fn optional_key<K: OptionalKey>(key: &K, missing: OnMissingKey) -> ChargedKe
         (Some(key), _) => RequestKey::Some(key),
         (None, OnMissingKey::Deny) => RequestKey::Missing,
         (None, OnMissingKey::Skip) => RequestKey::Skip,
-        (None, OnMissingKey::Shared) => RequestKey::Shared,
+        (None, OnMissingKey::Shared) => RequestKey::Some(Key::NONE),
     })
 }
 
@@ -512,11 +512,8 @@ fn invalidate_shared_counters(charges: &mut [ChargeRequest]) {
         let (earlier, later) = charges.split_at_mut(at);
         let Some(charge) = later.first_mut() else { return };
         let shares = |other: &ChargeRequest| {
-            let is_same_key = match (&other.key, &charge.key) {
-                (RequestKey::Some(one), RequestKey::Some(two)) => one == two,
-                (RequestKey::Shared, RequestKey::Shared) => true,
-                _ => false,
-            };
+            let is_same_key =
+                matches!((&other.key, &charge.key), (RequestKey::Some(one), RequestKey::Some(two)) if one == two);
             is_same_key && other.rule.id() == charge.rule.id() && other.rule != charge.rule
         };
         if earlier.iter().any(shares) {
@@ -533,7 +530,14 @@ fn try_acquire(
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    attempt::try_acquire(engine(limiter, &mut None), rule, key, cost, refused)
+    let engine = match limiter {
+        Some(limiter) => limiter.engine(),
+        None => match Limiter::scoped() {
+            Some(limiter) => return try_acquire(Some(&limiter), rule, key, cost, refused),
+            None => Limiter::process_wide(),
+        },
+    };
+    attempt::try_acquire(engine, rule, key, cost, refused)
 }
 
 #[inline(never)] // as above
@@ -542,16 +546,14 @@ fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    attempt::try_acquire_all(engine(limiter, &mut None), charges, refused)
-}
-
-/// The engine of a call, without a reference of its own if it can do without.
-#[inline]
-fn engine<'a>(limiter: Option<&'a Limiter>, scoped: &'a mut Option<Limiter>) -> &'a Engine {
-    if limiter.is_none() {
-        *scoped = Limiter::scoped();
-    }
-    limiter.or(scoped.as_ref()).map_or_else(|| Limiter::process_wide(), Limiter::engine)
+    let engine = match limiter {
+        Some(limiter) => limiter.engine(),
+        None => match Limiter::scoped() {
+            Some(limiter) => return try_acquire_all(Some(&limiter), charges, refused),
+            None => Limiter::process_wide(),
+        },
+    };
+    attempt::try_acquire_all(engine, charges, refused)
 }
 
 #[inline]

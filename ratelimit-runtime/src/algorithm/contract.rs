@@ -9,7 +9,7 @@ use redis::Value;
 use super::wire::PackedNumbers;
 use crate::{
     Decision, Rule,
-    clock::LockedTime,
+    clock::DecisionTime,
     decision::{BANNED, Outcome},
     store::{Charge, ChargeQuery, Hold},
 };
@@ -155,22 +155,24 @@ pub(crate) trait MemoryState: fmt::Debug {
     /// Ends a ban: the counter is fresh, but for its holds. Does nothing without a ban.
     fn unban(&mut self, _now_us: u64) {}
 
-    /// Charges a cost of at least 1 that holds nothing, in the most frequent case. Writes the
-    /// outcome, as [`charge`] would return it, and returns whether the cost fits. A denial may have
-    /// any receipt.
+    /// Charges a cost of at least 1 that holds nothing, in the most frequent case. Returns the outcome
+    /// that [`charge`] would return. A denial may have any receipt.
     ///
     /// `None` in all other cases. Then nothing has changed but parts that have expired. It never
     /// makes the state expire sooner.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(
-        &mut self,
-        _rule: &Rule,
-        _cost: u64,
-        _time: &mut LockedTime<'_>,
-        _outcome: &mut Outcome,
-    ) -> Option<bool> {
+    fn charge_at_once(&mut self, _rule: &Rule, _cost: u64, _now: DecisionTime) -> Option<Outcome> {
         None
+    }
+
+    /// Whether [`MemoryState::charge_at_once`] needs the time in microseconds.
+    #[inline]
+    fn needs_us() -> bool
+    where
+        Self: Sized,
+    {
+        false
     }
 
     #[inline]

@@ -75,12 +75,6 @@ impl Capabilities {
     const fn new(name: &'static str, denials: CacheableDenials, holds: HoldSupport) -> Self {
         Self { name, denials, holds, has_slots: false, stands_alone: false, has_prefetch: false }
     }
-
-    /// A charge that holds nothing is decided at once.
-    #[inline]
-    pub(crate) const fn decides_at_once(self) -> bool {
-        !self.has_slots && !matches!(self.holds, HoldSupport::Always)
-    }
 }
 
 macro_rules! dispatch {

@@ -93,7 +93,7 @@ impl Counters {
     }
 
     fn split_flight(&self, permit: Permit) -> Result<(Permit, Permit), RequestPerMinute> {
-        let charge = self.limiter.engine().charge(&IN_FLIGHT, Some(&self.key), 1)?;
+        let charge = self.limiter.engine().charge(&IN_FLIGHT, &self.key, 1)?;
         Ok(permit.split(charge.counter.id()))
     }
 

@@ -85,7 +85,7 @@ impl OverrideTable {
     }
 
     /// The rule in force for a key. `None` if it is disabled.
-    pub(crate) fn apply<'a>(&'a self, rule: &'a Rule, key: Option<&Key>, kind: CallKind) -> Option<Cow<'a, Rule>> {
+    pub(crate) fn apply<'a>(&'a self, rule: &'a Rule, key: &Key, kind: CallKind) -> Option<Cow<'a, Rule>> {
         if !self.is_checked.load(Ordering::Relaxed) {
             self.look_for_unused();
         }
@@ -125,12 +125,10 @@ impl OverrideTable {
         }
     }
 
-    fn applied<'a>(&'a self, rule: &'a Rule, key: Option<&Key>, kind: CallKind) -> Option<Cow<'a, Rule>> {
+    fn applied<'a>(&'a self, rule: &'a Rule, key: &Key, kind: CallKind) -> Option<Cow<'a, Rule>> {
         let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(Cow::Borrowed(rule)) };
-        let of_key = match key {
-            Some(key) if !entry.keys.is_empty() && *key != Key::NONE => key.with_text(|text| entry.keys.get(text)),
-            _ => None,
-        };
+        let has_keys = !entry.keys.is_empty() && *key != Key::NONE;
+        let of_key = has_keys.then(|| key.with_text(|text| entry.keys.get(text))).flatten();
         of_key.unwrap_or(&entry.all).applied(rule, kind)
     }
 

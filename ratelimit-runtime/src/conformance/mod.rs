@@ -137,5 +137,5 @@ pub fn store_of(limiter: &Limiter) -> &dyn Store {
 /// The name of a rule's counter for a key, without a namespace.
 #[doc(hidden)]
 pub fn counter_of(rule: &Rule, key: u64) -> CounterName {
-    CounterName::new("", rule, Some(&Key::new(key)))
+    CounterName::new("", rule, &Key::new(key))
 }

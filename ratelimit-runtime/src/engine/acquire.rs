@@ -145,13 +145,16 @@ impl Acquire {
     #[inline(always)]
     #[allow(clippy::inline_always)] // `poll` is this
     fn decide(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
-        if let AcquireState::Attempt(Some(engine), _) = &self.state
-            && !self.options.waits
-            && engine.settings().rules_may_differ()
-        {
-            return self.decide_applied(context, awaits);
+        match &self.state {
+            AcquireState::Attempt(Some(engine), _) if !self.options.waits => {
+                if engine.settings().rules_may_differ() {
+                    self.decide_applied(context, awaits)
+                } else {
+                    self.decide_by(None, context, awaits)
+                }
+            }
+            _ => self.poll_slow(awaits.then_some(context)),
         }
-        self.decide_by(None, context, awaits)
     }
 
     /// [`Acquire::decide`], by the rule as it applies now. A permit and a refusal are about that one.
@@ -175,9 +178,8 @@ impl Acquire {
     #[inline(always)]
     #[allow(clippy::inline_always)] // in two places
     fn decide_by(&mut self, original: Option<Rule>, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
-        let Self { rule, cost, options: AcquireOptions { waits, .. }, state } = self;
+        let Self { rule, cost, state, .. } = self;
         if let AcquireState::Attempt(place, request_key) = state
-            && !*waits
             && let Some(engine) = &*place
             && let Some(key) = request_key.counter_key()
         {
@@ -187,7 +189,7 @@ impl Acquire {
             let attempt = try_charge(engine, &mut query, Some(waiter));
             let Query { id, outcome, .. } = query;
             match attempt {
-                Attempt::Admitted => {
+                Attempt::Decided if outcome.fits() => {
                     if let Some(engine) = place.take() {
                         let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
                         let receipt = engine.backend().receipt(receipt);
@@ -195,7 +197,7 @@ impl Acquire {
                         return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, receipt)));
                     }
                 }
-                Attempt::Denied => {
+                Attempt::Decided => {
                     if let Some(engine) = place.take() {
                         return Poll::Ready(Err(exceeded(&engine, rule, key, *cost, &outcome)));
                     }
@@ -234,7 +236,7 @@ impl Acquire {
                 }
                 let (rule, cost) = receipt.rule_and_cost().unwrap_or((rule, cost));
                 if !outcome.fits() {
-                    return Poll::Ready(Err(exceeded(&engine, &rule, key.counter_key().flatten(), cost, &outcome)));
+                    return Poll::Ready(Err(exceeded(&engine, &rule, key.or_none(), cost, &outcome)));
                 }
                 observe::admitted(&rule, outcome.remaining);
                 Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))))

@@ -9,7 +9,6 @@ use super::{
 };
 use crate::{
     Key, RequestPerMinute, Rule,
-    algorithm::capabilities,
     backend::{Attempt, Backend as _, MAX_AT_ONCE, Query, Waiter},
     decision::Outcome,
     observe,
@@ -46,7 +45,7 @@ pub(crate) fn try_acquire(
 fn try_acquire_applied(
     engine: &Engine,
     rule: &Rule,
-    key: Option<&Key>,
+    key: &Key,
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
@@ -60,19 +59,17 @@ fn try_acquire_applied(
 fn try_acquire_rule(
     engine: &Engine,
     rule: &Rule,
-    key: Option<&Key>,
+    key: &Key,
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
     let mut query = Query::new(rule, key, cost);
     match try_charge(engine, &mut query, None) {
-        Attempt::Admitted => Some(Decided::Admitted),
-        Attempt::Denied => {
+        Attempt::Decided if query.outcome.fits() => Some(Decided::Admitted),
+        Attempt::Decided => {
             // Made in its place: a copy of it takes longer than the decision.
             let refused = refused.insert(RequestPerMinute::exceeded(rule, cost, &query.outcome.decision(rule.limit())));
-            if needs_record(engine) {
-                record(engine, refused, key);
-            }
+            record(engine, refused, key);
             Some(Decided::Refused)
         }
         Attempt::Pending | Attempt::Unsupported => None,
@@ -82,31 +79,25 @@ fn try_acquire_rule(
 /// The refusal of a denied charge, after it was recorded.
 #[inline(always)]
 #[allow(clippy::inline_always)] // a refusal that is returned by a function is copied
-pub(super) fn exceeded(
-    engine: &Engine,
-    rule: &Rule,
-    key: Option<&Key>,
-    cost: u64,
-    outcome: &Outcome,
-) -> RequestPerMinute {
+pub(super) fn exceeded(engine: &Engine, rule: &Rule, key: &Key, cost: u64, outcome: &Outcome) -> RequestPerMinute {
     let mut refused = RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
-    if needs_record(engine) {
-        record(engine, &mut refused, key);
-    }
+    record(engine, &mut refused, key);
     refused
 }
 
 #[inline]
-fn needs_record(engine: &Engine) -> bool {
-    engine.settings().names_keys || observe::records_refusals()
+fn record(engine: &Engine, refused: &mut RequestPerMinute, key: &Key) {
+    if observe::records_refusals() {
+        observe::refused(refused);
+    }
+    if engine.settings().names_keys {
+        add_key(refused, key);
+    }
 }
 
 #[cold]
-fn record(engine: &Engine, refused: &mut RequestPerMinute, key: Option<&Key>) {
-    observe::refused(refused);
-    if engine.settings().names_keys {
-        *refused = engine.settings().named(refused.clone(), key);
-    }
+fn add_key(refused: &mut RequestPerMinute, key: &Key) {
+    *refused = refused.clone().with_key(key);
 }
 
 /// The one attempt on a charge. The general way decides what it does not:
@@ -122,20 +113,18 @@ pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<
         return Attempt::Unsupported;
     }
     match engine.backend().try_charge(query, waiter) {
-        Attempt::Admitted => {
-            observe::admitted(query.rule, query.outcome.remaining);
-            Attempt::Admitted
-        }
+        Attempt::Decided if query.outcome.fits() => observe::admitted(query.rule, query.outcome.remaining),
         // Nothing has been charged, and no wait will help.
-        Attempt::Denied if query.cost > query.rule.limit() => Attempt::Unsupported,
-        attempt => attempt,
+        Attempt::Decided if query.cost > query.rule.limit() => return Attempt::Unsupported,
+        attempt => return attempt,
     }
+    Attempt::Decided
 }
 
 /// See [`try_charge`].
 #[inline]
 fn can_be_attempted(rule: &Rule, cost: u64) -> bool {
-    cost > 0 && rule.can_be_attempted() && capabilities(rule.algorithm()).decides_at_once()
+    cost > 0 && rule.can_be_attempted()
 }
 
 /// Attempts several charges without a future, as [`try_acquire`] does.
@@ -184,7 +173,7 @@ fn attempt_applied<T>(
         if *cost_kind != CostKind::Fixed {
             return None;
         }
-        applied.push(rules.applied(rule, key.counter_key().flatten(), false, charges.len() > 1)?);
+        applied.push(rules.applied(rule, key.counter_key()?, false, charges.len() > 1)?);
     }
     let charges = charges.iter().zip(&applied).map(|(charge, rule)| BorrowedCharge { rule, ..*charge });
     attempt_rules(engine, &charges.collect::<SmallVec<[_; 2]>>(), admit)
@@ -228,22 +217,25 @@ fn attempt_some<const N: usize, T>(
         return None;
     }
     match engine.backend().try_charge_all(&mut queries) {
-        Attempt::Admitted => {
+        Attempt::Decided if queries.iter().all(|query| query.outcome.fits()) => {
             for query in &queries {
                 observe::admitted(query.rule, query.outcome.remaining);
             }
             Some(Ok(admit(&queries)))
         }
-        Attempt::Denied => {
+        Attempt::Decided => {
             let mut refusing = queries.iter().filter(|query| !query.outcome.fits());
             let (Some(Query { rule, key, cost, outcome, .. }), None) = (refusing.next(), refusing.next()) else {
                 return None; // which one is named depends on what others hold
             };
-            let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule.limit()));
+            let mut refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule.limit()));
             let is_its_key = |charge: &BorrowedCharge<'_>| {
                 charge.rule.prefix() != rule.prefix() || charge.key.counter_key() == Some(*key)
             };
-            Some(Err(engine.settings().named(refusal, key.filter(|_| charges.iter().all(is_its_key)))))
+            if engine.settings().names_keys && charges.iter().all(is_its_key) {
+                add_key(&mut refusal, key);
+            }
+            Some(Err(refusal))
         }
         Attempt::Pending | Attempt::Unsupported => None,
     }

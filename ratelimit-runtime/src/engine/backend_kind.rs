@@ -16,9 +16,10 @@ use crate::{
 #[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
 #[derive(Debug)]
 pub(crate) enum BackendKind {
+    /// The first variant: each call looks for it, and code compares with a range for it.
+    Memory(Memory),
     /// None: it limits nothing.
     None,
-    Memory(Memory),
     Other(Guard),
 }
 
@@ -38,8 +39,10 @@ impl Backend for BackendKind {
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
+        if let Self::Memory(memory) = self {
+            return memory.try_charge(query, None);
+        }
         match self {
-            Self::Memory(memory) => memory.try_charge(query, None),
             Self::Other(guard) if query.cost <= query.rule.limit() => {
                 // A copy, so that the query can stay in registers.
                 let mut copy = *query;
@@ -47,7 +50,7 @@ impl Backend for BackendKind {
                 query.outcome = copy.outcome;
                 attempt
             }
-            Self::None | Self::Other(_) => Attempt::Unsupported,
+            _ => Attempt::Unsupported,
         }
     }
 

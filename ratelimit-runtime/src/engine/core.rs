@@ -219,7 +219,7 @@ impl Engine {
         local
     }
 
-    pub(crate) fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {
+    pub(crate) fn charge(&self, rule: &Rule, key: &Key, cost: u64) -> Result<Charge, RequestPerMinute> {
         if let Some(fault) = rule.fault() {
             return Err(refusal(rule, StoreError::misconfigured(fault)));
         }

@@ -316,7 +316,7 @@ mod tests {
     /// A place of the key's counter.
     fn held(key: u64, lease: Duration) -> Arc<HeldCharge<Lost>> {
         let rule = Rule::new("held", 9, lease).with_algorithm(Algorithm::Concurrent);
-        let mut charge = Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(key))), 1);
+        let mut charge = Charge::new(rule, CounterName::new("", &rule, &Key::new(key)), 1);
         charge.hold = Some(Hold::new(lease));
         Arc::new(HeldCharge::new(Lost, charge, Duration::ZERO))
     }

@@ -85,9 +85,8 @@ pub(crate) enum CostKind {
 
 #[derive(Clone, Debug)]
 pub(crate) enum RequestKey {
+    /// [`Key::NONE`] for one counter of all callers.
     Some(Key),
-    /// One counter for all callers.
-    Shared,
     /// A missing key: the call is refused.
     Missing,
     /// A missing key: the rule is skipped.
@@ -97,14 +96,15 @@ pub(crate) enum RequestKey {
 }
 
 impl RequestKey {
-    /// The key of the counter. `None` if the call has no key, and is refused or skips the rule.
+    /// The key of the counter. `None` if the call is refused, or skips the rule.
     #[inline]
-    #[allow(clippy::option_option)] // the inner one: one counter for all callers
-    pub(super) fn counter_key(&self) -> Option<Option<&Key>> {
-        if let Self::Some(key) = self {
-            return Some(Some(key)); // most calls
-        }
-        if let Self::Shared = self { Some(None) } else { None }
+    pub(super) fn counter_key(&self) -> Option<&Key> {
+        if let Self::Some(key) = self { Some(key) } else { None }
+    }
+
+    /// The key of the counter. [`Key::NONE`] also if there is no counter.
+    pub(crate) fn or_none(&self) -> &Key {
+        self.counter_key().unwrap_or(&Key::NONE)
     }
 }
 
@@ -327,15 +327,14 @@ impl AcquireRequest {
         for AppliedCharge { request, rule } in &self.charges {
             let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };
             let key = match key {
-                RequestKey::Some(key) => Some(key),
-                RequestKey::Shared => None,
+                RequestKey::Some(key) => key,
                 RequestKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
                 RequestKey::Skip => continue,
                 RequestKey::Invalid(reason) => return Err(refusal(rule, StoreError::misconfigured(*reason))),
             };
             let longest_wait = longest_wait.unwrap_or(Duration::MAX);
             let charge = Charge { longest_wait, ..self.engine.charge(rule, key, *cost)? };
-            if request.cost_kind == CostKind::Forced && !capabilities(rule.algorithm()).decides_at_once() {
+            if request.cost_kind == CostKind::Forced && !rule.decides_at_once() {
                 return Err(refusal(rule, StoreError::misconfigured(NO_DEBT)));
             }
             let is_held = request.is_settled_later() && *cost > 0;
@@ -499,7 +498,7 @@ fn applied_rule(
     is_one_of_several: bool,
     is_first: bool,
 ) -> Option<Rule> {
-    let its_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
+    let its_key = key.or_none();
     let is_settled = matches!(cost_kind, CostKind::Reported | CostKind::Elapsed);
     let rule = rules.applied(rule, its_key, is_settled, is_one_of_several)?.into_owned();
     // The largest limit leaves room for a debt under the limit of other calls.

@@ -6,7 +6,7 @@ use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use tokio::sync::watch::Receiver;
 
-use crate::{Clock, Key, OnStoreError, RequestPerMinute, Rule};
+use crate::{Clock, Key, OnStoreError, Rule};
 
 /// The settings made by a builder.
 #[derive(Debug)]
@@ -50,14 +50,6 @@ impl EngineSettings {
         }
     }
 
-    /// The refusal of a call with this key, as its caller gets it.
-    pub(crate) fn named(&self, refusal: RequestPerMinute, key: Option<&Key>) -> RequestPerMinute {
-        match key {
-            Some(key) if self.names_keys => refusal.with_key(key),
-            _ => refusal,
-        }
-    }
-
     /// Receives each change of the rules from now on. `None` if they can't change.
     #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
     pub(crate) fn rule_changes(&self) -> Option<Receiver<()>> {
@@ -80,7 +72,7 @@ impl CurrentRules {
     pub(crate) fn applied<'a>(
         &'a self,
         rule: &'a Rule,
-        key: Option<&Key>,
+        key: &Key,
         is_settled: bool,
         is_one_of_several: bool,
     ) -> Option<Cow<'a, Rule>> {

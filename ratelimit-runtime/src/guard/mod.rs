@@ -51,7 +51,7 @@ impl Backend for Guard {
         let Some(Waiter { waker, ticket }) = waiter else { return Attempt::Unsupported };
         if let Some(outcome) = self.answer_locally(query.id, query.rule, query.cost) {
             query.outcome = outcome;
-            return if outcome.fits() { Attempt::Admitted } else { Attempt::Denied };
+            return Attempt::Decided;
         }
         *ticket = self.join_batch(query.id, query, waker);
         if ticket.is_some() { Attempt::Pending } else { Attempt::Unsupported }

@@ -503,7 +503,7 @@ mod tests {
     }
 
     fn counter(key: u64) -> CounterName {
-        CounterName::new("", &rule(1), Some(&Key::new(key)))
+        CounterName::new("", &rule(1), &Key::new(key))
     }
 
     /// Joins the waiting callers. Returns the prefetch to start, if any, and the receiver of the

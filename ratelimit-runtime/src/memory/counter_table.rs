@@ -53,7 +53,8 @@ impl<S: MemoryState + Default> Default for CounterTable<S> {
 }
 
 impl<S: MemoryState + Default> CounterTable<S> {
-    /// See [`MemoryState::charge_at_once`]. `None` also if the state is not in the table.
+    /// See [`MemoryState::charge_at_once`]. Returns also the time of the decision, in microseconds.
+    /// `None` also if the state is not in the table.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn charge_at_once(
@@ -62,10 +63,12 @@ impl<S: MemoryState + Default> CounterTable<S> {
         rule: &Rule,
         cost: u64,
         time: &mut LockedTime<'_>,
-        outcome: &mut Outcome,
-    ) -> Option<bool> {
+    ) -> Option<(Outcome, u64)> {
+        // Read first: a call leaves few registers for what is found.
+        let now = if S::needs_us() { time.us() } else { time.ms() };
         let at = self.find(id)?;
-        self.slots[at].state.charge_at_once(rule, cost, time, outcome)
+        let outcome = self.slots[at].state.charge_at_once(rule, cost, now)?;
+        Some((outcome, now.us))
     }
 
     /// Changes a state. Returns its new expiry if that is sooner than before, and the result of

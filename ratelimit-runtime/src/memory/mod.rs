@@ -107,8 +107,8 @@ impl Memory {
         }
     }
 
-    /// Charges one counter if the cost fits. Returns whether it does, and the time of the decision.
-    /// `None` if there is no room for the counter.
+    /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
+    /// no room for the counter.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_one(
@@ -118,16 +118,15 @@ impl Memory {
         rule: &Rule,
         cost: u64,
         known_ms: Option<u64>,
-        outcome: &mut Outcome,
-    ) -> Option<(bool, u64)> {
+    ) -> Option<(Outcome, u64)> {
         let MemoryShard { latest_us, counters, .. } = shard;
-        let mut time = LockedTime { clock: &self.clock, latest_us, read_us: 0, known_ms };
-        if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, outcome) {
-            return Some((fits, time.read_us));
+        let mut time = LockedTime { clock: &self.clock, latest_us, known_ms };
+        if let Some(decided) = counters.charge_at_once(id, rule, cost, &mut time) {
+            return Some(decided);
         }
-        let now_us = time.us();
-        *outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
-        Some((outcome.fits(), now_us))
+        let now_us = time.us().us;
+        let outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
+        Some((outcome, now_us))
     }
 
     /// Locks the shards of some counters, each once and in order.
@@ -370,7 +369,7 @@ impl Memory {
 impl MemoryShard {
     /// The time of a decision, see [`LockedTime`].
     fn now_us(&mut self, clock: &Clock) -> u64 {
-        LockedTime { clock, latest_us: &mut self.latest_us, read_us: 0, known_ms: None }.us()
+        LockedTime { clock, latest_us: &mut self.latest_us, known_ms: None }.us().us
     }
 
     /// Changes a counter. `None` if it is not stored.
@@ -397,9 +396,11 @@ impl Backend for Memory {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
         let Query { rule, id, cost, .. } = *query;
-        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, None, &mut query.outcome) {
-            Some((true, _)) => Attempt::Admitted,
-            Some((false, _)) => Attempt::Denied,
+        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, None) {
+            Some((outcome, _)) => {
+                query.outcome = outcome;
+                Attempt::Decided
+            }
             None => Attempt::Unsupported, // the general way decides on a full store
         }
     }

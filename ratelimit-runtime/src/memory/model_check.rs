@@ -42,9 +42,15 @@ impl MemoryScene {
 
     /// The attempt on one counter.
     fn attempt(&self, rule: Rule, key: &Key) -> Outcome {
-        let mut query = Query::new(&rule, Some(key), 1);
-        assert!(matches!(self.store.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
+        let mut query = Query::new(&rule, key, 1);
+        assert!(matches!(self.store.try_charge(&mut query, None), Attempt::Decided));
         query.outcome
+    }
+
+    /// The attempt on several counters. Returns whether all costs fit.
+    fn attempt_all<const N: usize>(&self, mut queries: [Query<'_>; N]) -> bool {
+        let attempt = self.store.try_charge_all(&mut queries);
+        matches!(attempt, Attempt::Decided) && queries.iter().all(|query| query.outcome.fits())
     }
 
     fn refund(&self, charges: Charges) -> u64 {
@@ -73,12 +79,12 @@ impl MemoryScene {
 /// The key of the nth counter of a shard.
 fn key_in(shard: usize, nth: usize) -> Key {
     let keys = (0..).map(|key: u32| Key::new(key));
-    keys.filter(|key| shard_of(&CounterId::new(&ONE, Some(key))) == shard).nth(nth).unwrap()
+    keys.filter(|key| shard_of(&CounterId::new(&ONE, key)) == shard).nth(nth).unwrap()
 }
 
 /// The nth counter of a shard.
 fn counter_in(shard: usize, nth: usize) -> CounterName {
-    CounterName::new("", &ONE, Some(&key_in(shard, nth)))
+    CounterName::new("", &ONE, &key_in(shard, nth))
 }
 
 /// Runs an operation on a thread of its own.
@@ -116,8 +122,7 @@ fn all_ways_charge_one_counter() {
         let by_name = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
         let by_id = start(&scene, move |scene| scene.attempt(TWO, &key_in(0, 0)).fits());
         let key = key_in(0, 0);
-        let mut granted =
-            u64::from(matches!(scene.store.try_charge_all(&mut [Query::new(&TWO, Some(&key), 1)]), Attempt::Admitted));
+        let mut granted = u64::from(scene.attempt_all([Query::new(&TWO, &key, 1)]));
         granted += u64::from(by_name.join().unwrap());
         granted += u64::from(by_id.join().unwrap());
         assert_eq!(granted, 2);
@@ -145,8 +150,7 @@ fn attempts_on_several_counters_do_not_wait_for_each_other() {
     every_order(|| {
         let scene = MemoryScene::new(ROOMY);
         let attempt = |scene: &MemoryScene, keys: [Key; 3]| {
-            let mut queries = keys.each_ref().map(|key| Query::new(&ONE, Some(key), 1));
-            matches!(scene.store.try_charge_all(&mut queries), Attempt::Admitted)
+            scene.attempt_all(keys.each_ref().map(|key| Query::new(&ONE, key, 1)))
         };
         let keys = || [key_in(0, 0), key_in(1, 0), key_in(0, 1)];
         let other = start(&scene, move |scene| {

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use super::{Memory, MemoryShard, SHARDS, shard_of};
 use crate::{
     backend::{Attempt, MAX_AT_ONCE, Query},
-    decision::Outcome,
     sync::SpinMutexGuard,
 };
 
@@ -44,22 +43,19 @@ impl Memory {
         let now_ms = Some(self.clock.now_ms()); // under all locks, see `try_charge`
         let mut charged_us = [0; N];
         let mut shard = None;
-        let mut attempt = Attempt::Admitted;
+        let (mut attempt, mut all_fit) = (Attempt::Decided, true);
         for ((locked, query), charged_us) in shards.iter_mut().zip(&mut ordered).zip(&mut charged_us) {
             shard = locked.as_deref_mut().or(shard);
             let Some(shard) = shard.as_deref_mut() else { break };
             let Query { rule, id, cost, .. } = **query;
-            let mut outcome = Outcome::NONE;
-            let Some((fits, us)) = self.charge_one(shard, id, rule, cost, now_ms, &mut outcome) else {
-                attempt = Attempt::Unsupported;
+            let Some((outcome, us)) = self.charge_one(shard, id, rule, cost, now_ms) else {
+                (attempt, all_fit) = (Attempt::Unsupported, false);
                 break;
             };
             (query.outcome, *charged_us) = (outcome, us);
-            if !fits {
-                attempt = Attempt::Denied;
-            }
+            all_fit &= outcome.fits();
         }
-        if !matches!(attempt, Attempt::Admitted) {
+        if !all_fit {
             self.undo(&mut shards, &ordered, &charged_us);
         }
         attempt

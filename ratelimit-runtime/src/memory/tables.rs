@@ -32,11 +32,10 @@ macro_rules! tables {
                 rule: &Rule,
                 cost: u64,
                 time: &mut LockedTime<'_>,
-                outcome: &mut Outcome,
-            ) -> Option<bool> {
+            ) -> Option<(Outcome, u64)> {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => {
-                        self.$state.charge_at_once(id, rule, cost, time, outcome)
+                        self.$state.charge_at_once(id, rule, cost, time)
                     })+
                 }
             }

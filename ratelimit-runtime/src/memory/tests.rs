@@ -31,10 +31,10 @@ fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
     let rule = Rule::new("item", 1, Duration::from_secs(1));
     let manual = ManualClock::new();
     let memory = Memory::new(manual.clone().into(), 10, 0);
-    let id = CounterId::new(&rule, None);
+    let id = CounterId::new(&rule, &Key::NONE);
     let charge = || {
-        let mut query = Query::new(&rule, None, 1);
-        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
+        let mut query = Query::new(&rule, &Key::NONE, 1);
+        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
         query.outcome
     };
     charge();
@@ -85,7 +85,7 @@ fn rules() -> impl Strategy<Value = Rule> {
 /// The state of each counter, by a request that charges nothing.
 fn states(memory: &Memory, rules: &[Rule], keys: &[Key]) -> Vec<Decision> {
     let peek = |(rule, key): (&Rule, &Key)| {
-        let charge = Charge::new(*rule, CounterName::new("", rule, Some(key)), 1);
+        let charge = Charge::new(*rule, CounterName::new("", rule, key), 1);
         let Reply::Ready(batch) = memory.decide(Request::new(charge, false).into()) else { panic!("memory waits") };
         batch.into_first().unwrap().charges[0].decision
     };
@@ -105,21 +105,21 @@ proptest! {
         for (later_ms, costs) in calls {
             clock.advance(Duration::from_millis(later_ms));
             let mut queries: Vec<_> =
-                rules.iter().zip(&keys).zip(&costs).map(|((rule, key), cost)| Query::new(rule, Some(key), *cost)).collect();
+                rules.iter().zip(&keys).zip(&costs).map(|((rule, key), cost)| Query::new(rule, key, *cost)).collect();
             let attempt = match queries.first_chunk_mut::<3>() {
                 Some(queries) => attempted.try_charge_all(queries),
                 None => attempted.try_charge_all(queries.first_chunk_mut::<2>().unwrap()),
             };
 
             let charge = |((rule, key), cost): ((&Rule, &Key), &u64)| {
-                Charge::new(*rule, CounterName::new("", rule, Some(key)), *cost)
+                Charge::new(*rule, CounterName::new("", rule, key), *cost)
             };
             let mut charges = Charges::default();
             rules.iter().zip(&keys).zip(&costs).map(charge).for_each(|charge| charges.push(charge));
             let Reply::Ready(batch) = requested.decide(Request::new(charges, true).into()) else { panic!("memory waits") };
             let request = batch.into_first().unwrap();
-            let is_admitted = matches!(attempt, Attempt::Admitted);
-            prop_assert!(is_admitted || matches!(attempt, Attempt::Denied));
+            prop_assert!(matches!(attempt, Attempt::Decided));
+            let is_admitted = queries.iter().all(|query| query.outcome.fits());
             prop_assert_eq!(is_admitted, request.outcome.unwrap(), "{:?} {:?}", rules, costs);
             for query in queries.iter().filter(|query| query.cost <= query.rule.limit()) {
                 let charge = request.charges.iter().find(|charge| charge.counter.id() == query.id).unwrap();
@@ -141,9 +141,9 @@ fn a_request_drops_expired_counters_in_all_its_shards() {
     let memory = Memory::new(clock.clone().into(), 2, 0);
     let rule = Rule::new("item", 1, PERIOD);
     let in_shard = |shard, from: u64| {
-        (from..from + 100_000).map(Key::new).find(|key| shard_of(&CounterId::new(&rule, Some(key))) == shard).unwrap()
+        (from..from + 100_000).map(Key::new).find(|key| shard_of(&CounterId::new(&rule, key)) == shard).unwrap()
     };
-    let charge = |key: &Key| Charge::new(rule, CounterName::new("", &rule, Some(key)), 1);
+    let charge = |key: &Key| Charge::new(rule, CounterName::new("", &rule, key), 1);
     let decide = |charges: &[Charge]| {
         let mut all = Charges::default();
         for charge in charges {
@@ -170,18 +170,23 @@ fn a_denied_call_of_several_rules_takes_no_refill() {
     let exhausted = Rule::new("exhausted", 1, Duration::from_secs(3600));
     // A key whose counter is charged second.
     let is_second = |key: &Key| {
-        let [first, second] = [CounterId::new(&refilling, None), CounterId::new(&exhausted, Some(key))];
+        let [first, second] = [CounterId::new(&refilling, &Key::NONE), CounterId::new(&exhausted, key)];
         shard_of(&second) > shard_of(&first)
     };
     let Some(key) = (0..10_000).map(Key::new).find(is_second) else { return }; // in the last shard
-    let queries = |cost| [Query::new(&refilling, None, cost), Query::new(&exhausted, Some(&key), 1)];
-    assert!(matches!(memory.try_charge_all(&mut queries(1_000)), Attempt::Admitted));
+    let queries = |cost| [Query::new(&refilling, &Key::NONE, cost), Query::new(&exhausted, &key, 1)];
+    let is_admitted = |cost| {
+        let mut queries = queries(cost);
+        assert!(matches!(memory.try_charge_all(&mut queries), Attempt::Decided));
+        queries.iter().all(|query| query.outcome.fits())
+    };
+    assert!(is_admitted(1_000));
     let emptied = Instant::now();
     while emptied.elapsed() < Duration::from_millis(100) {
-        assert!(matches!(memory.try_charge_all(&mut queries(1)), Attempt::Denied));
+        assert!(!is_admitted(1));
     }
     let elapsed_ms = u64::try_from(emptied.elapsed().as_millis()).unwrap();
-    let charge = Charge::new(refilling, CounterName::new("", &refilling, None), 1);
+    let charge = Charge::new(refilling, CounterName::new("", &refilling, &Key::NONE), 1);
     let Reply::Ready(batch) = memory.decide(Request::new(charge, false).into()) else { panic!("memory waits") };
     let remaining = batch.into_first().unwrap().charges[0].decision.remaining;
     assert!(remaining + 1 >= elapsed_ms, "{remaining} after {elapsed_ms} ms");

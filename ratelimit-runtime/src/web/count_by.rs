@@ -120,7 +120,7 @@ mod tests {
     use crate::{Key, ManualClock, Rule};
 
     fn counter(key: &Key) -> CounterName {
-        CounterName::new("", &Rule::new("item", 1, Duration::from_secs(1)), Some(key))
+        CounterName::new("", &Rule::new("item", 1, Duration::from_secs(1)), key)
     }
 
     /// Keys that clients make up displace others, and do not fill the memory, however long they are.

@@ -220,7 +220,7 @@ fn policies(engine: &Engine, charges: &[ChargeRequest]) -> Vec<QuotaPolicy<'stat
 
 /// The rule of a charge as it applies now. `None` if it is switched off.
 fn applied(engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> Option<Rule> {
-    let key = if let RequestKey::Some(key) = &charge.key { Some(key) } else { None };
+    let key = charge.key.or_none();
     let is_settled = charge.cost_kind != CostKind::Fixed;
     Some(*engine.settings().rules_now().applied(&charge.rule, key, is_settled, is_one_of_several)?)
 }

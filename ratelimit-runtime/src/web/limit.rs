@@ -317,7 +317,7 @@ impl Limit {
             (None, _) | (_, RequestKey::Missing) => return Ok(()),
             (Some(CountBy::Request(count)), _) => count(request),
             (Some(CountBy::Lookup(counts)), key) => {
-                let its_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
+                let its_key = key.or_none();
                 counts.count(CounterName::new("", &self.rule, its_key), request, clock).await?
             }
         };
@@ -327,7 +327,7 @@ impl Limit {
 
     /// The key of a request. `None` if the limit does not apply.
     async fn key_of(&self, request: &Parts, cost: u64) -> Option<RequestKey> {
-        let Some(by) = &self.key else { return Some(RequestKey::Shared) };
+        let Some(by) = &self.key else { return Some(RequestKey::Some(Key::NONE)) };
         let (found, on_missing_key) = match by.find(request).await {
             Ok(found) => (found, self.on_missing_key),
             Err(_ambiguous) => (None, OnMissingKey::Deny),
@@ -335,7 +335,7 @@ impl Limit {
         match (found, on_missing_key) {
             (Some(found), _) if self.allows(&found) => None,
             (Some(found), _) => Some(RequestKey::Some(found.key)),
-            (None, OnMissingKey::Shared) => Some(RequestKey::Shared),
+            (None, OnMissingKey::Shared) => Some(RequestKey::Some(Key::NONE)),
             (None, OnMissingKey::Skip) => None,
             (None, OnMissingKey::Deny) if cost == 0 => None,
             (None, OnMissingKey::Deny) => Some(RequestKey::Missing),

@@ -376,6 +376,16 @@ async fn a_refusal_names_its_key_if_the_limiter_is_built_so() {
                 let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
                 assert!(!String::from_utf8_lossy(&body).contains("alice"), "{body:?}");
             }
+            let total = Rule::new("total", 1, Duration::from_secs(3600));
+            let shared = [(&other, Key::new("carol"), 1), (&total, Key::NONE, 1)];
+            limiter.acquire(&total, Key::NONE).await.unwrap();
+            for refused in [
+                limiter.acquire(&total, Key::NONE).await.unwrap_err(),
+                limiter.acquire_within(&total, Key::NONE, Duration::from_millis(1)).await.unwrap_err(),
+                limiter.acquire_all(&shared).await.unwrap_err(),
+            ] {
+                assert_eq!(refused.key(), None, "{url}: {refused}");
+            }
             assert_eq!(log.with("alice"), []);
         }
     }

@@ -2,8 +2,9 @@
 //! and the tests have to fail. `tests/lua_mutants` builds what this needs and runs it.
 //!
 //! Arguments: the test program `it`, built with `--cfg lua_mutants`, and options. `--sample 300`
-//! draws that many mutants, always the same ones. `--only bucket` takes files whose path contains
-//! the word. `--jobs 4` tries that many at once. `--list` runs nothing.
+//! draws that many mutants, always the same ones. `--from 66` begins at the 66th of them. `--only
+//! bucket` takes files whose path contains the word. `--jobs 4` tries that many at once. `--list`
+//! runs nothing.
 //!
 //! A mutant that no test notices is a survivor. `tests/lua_mutants.txt` lists those that are known,
 //! each with its reason. Another one is an error.
@@ -247,6 +248,10 @@ fn main() -> ExitCode {
     if let Some(sample) = option("--sample") {
         fastrand::Rng::with_seed(SEED).shuffle(&mut all);
         all.truncate(sample.parse().expect("--sample takes a number"));
+    }
+    if let Some(from) = option("--from") {
+        let from = from.parse::<NonZeroUsize>().expect("--from takes the number of a mutant").get();
+        all.drain(..all.len().min(from - 1));
     }
     if args.iter().any(|arg| arg == "--list") {
         for mutant in &all {

@@ -24,7 +24,7 @@ use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
     wire::{PackedNumbers, pack, unpack},
 };
-use crate::{Algorithm, Refill, Rule, clock::LockedTime, decision::Outcome, store::ChargeQuery};
+use crate::{Algorithm, Refill, Rule, clock::DecisionTime, decision::Outcome, store::ChargeQuery};
 #[cfg(feature = "redis")]
 use crate::{rule::limits::EXACT, store::Charge};
 
@@ -295,19 +295,13 @@ impl MemoryState for Bucket {
     /// If tokens come back one by one, and neither was the clock set back nor the count raised.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(
-        &mut self,
-        rule: &Rule,
-        cost: u64,
-        time: &mut LockedTime<'_>,
-        outcome: &mut Outcome,
-    ) -> Option<bool> {
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         let Algorithm::TokenBucket { burst, refill: Refill::Greedy } = rule.algorithm() else { return None };
         let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
             return None;
         };
         let Self::Plain(level) = self else { return None };
-        let now_ms = time.ms();
+        let now_ms = now.ms;
         if cost > burst || now_ms < level.written_ms() {
             return None;
         }
@@ -319,13 +313,12 @@ impl MemoryState for Bucket {
         let (after, capacity) = (before + cost * unit.get(), burst * unit.get());
         if after > capacity {
             let left_ms = level.full_at_ms.saturating_sub(now_ms);
-            *outcome = Outcome {
+            return Some(Outcome {
                 remaining: capacity.saturating_sub(before) / unit,
                 reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
                 retry_after_ms: (after - capacity).div_ceil(refill.get()).min(left_ms),
                 receipt: [0; 2],
-            };
-            return Some(false);
+            });
         }
         let reset_after_ms = after.div_ceil(refill.get());
         let full_at_ms = now_ms + reset_after_ms;
@@ -334,8 +327,7 @@ impl MemoryState for Bucket {
         }
         *level = BucketLevel { full_at_ms, written_ms: written(now_ms), deficit: after };
         let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
-        *outcome = Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] };
-        Some(true)
+        Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] })
     }
 
     /// Returns the part without which the bucket would not have been full meanwhile. Without [`Lows`],

@@ -20,7 +20,7 @@ use super::{
 use crate::rule::limits::LARGEST_WINDOW;
 #[cfg(feature = "redis")]
 use crate::store::Charge;
-use crate::{Algorithm, Rule, clock::LockedTime, decision::Outcome, store::ChargeQuery};
+use crate::{Algorithm, Rule, clock::DecisionTime, decision::Outcome, store::ChargeQuery};
 
 /// The current window of one counter, in two numbers. The first has the end and the low bits of the
 /// opening time, the second its high bits and the use.
@@ -153,27 +153,19 @@ impl MemoryState for FixedWindow {
     /// back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(
-        &mut self,
-        rule: &Rule,
-        cost: u64,
-        time: &mut LockedTime<'_>,
-        outcome: &mut Outcome,
-    ) -> Option<bool> {
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         let WindowNumbers { end_ms, opened, used } = self.numbers();
-        let reset_after_ms = end_ms.saturating_sub(time.ms());
+        let reset_after_ms = end_ms.saturating_sub(now.ms);
         if reset_after_ms == 0 || reset_after_ms > rule.period_ms() {
             return None;
         }
         let (left, receipt) = (rule.count().saturating_sub(used), [opened, 0]);
         if cost > left {
             // It fits when the window has ended.
-            *outcome = Outcome { remaining: left, reset_after_ms, retry_after_ms: reset_after_ms, receipt };
-            return Some(false);
+            return Some(Outcome { remaining: left, reset_after_ms, retry_after_ms: reset_after_ms, receipt });
         }
         self.1 += cost;
-        *outcome = Outcome { remaining: left - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt };
-        Some(true)
+        Some(Outcome { remaining: left - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt })
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
 use crate::store::Charge;
 use crate::{
     Rule,
-    clock::LockedTime,
+    clock::DecisionTime,
     decision::{Outcome, wait_ms},
     rule::limits::{LogLayout, MOST_HOLDS},
     store::{ChargeQuery, Hold},
@@ -254,17 +254,15 @@ impl MemoryState for SlidingLog {
         }
     }
 
+    fn needs_us() -> bool {
+        true
+    }
+
     /// If something is logged, nothing is held, and the clock was not set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // the outcome can stay in registers
-    fn charge_at_once(
-        &mut self,
-        rule: &Rule,
-        cost: u64,
-        time: &mut LockedTime<'_>,
-        outcome: &mut Outcome,
-    ) -> Option<bool> {
-        let now_us = time.us();
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
+        let now_us = now.us;
         let is_clock_set_back = self.entries_expire_at_ms > now_us / 1000 + lifetime_ms(rule);
         // An expired log is dropped as a whole, with its memory.
         if self.holds.is_some() || is_clock_set_back || self.is_fresh(now_us) {
@@ -277,18 +275,16 @@ impl MemoryState for SlidingLog {
         let remaining = count.saturating_sub(used);
         if cost > remaining {
             let short = used.saturating_add(cost).saturating_sub(count).min(used);
-            *outcome = Outcome {
+            return Some(Outcome {
                 remaining,
                 reset_after_ms: self.entries.back().map_or(0, |(time, _)| layout.wait_ms(*time, now)),
                 retry_after_ms: self.entries_free_ms(&layout, now, short).unwrap_or_default(),
                 receipt: [0; 2],
-            };
-            return Some(false);
+            });
         }
         let receipt = self.add(rule, cost, now_us);
         let reset_after_ms = layout.wait_ms(receipt[0], now);
-        *outcome = Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt };
-        Some(true)
+        Some(Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt })
     }
 
     fn refund(&mut self, rule: &Rule, cost: u64, [time, _]: [u64; 2], now_us: u64) -> u64 {

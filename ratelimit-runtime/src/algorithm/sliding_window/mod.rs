@@ -16,7 +16,7 @@ use super::{
 };
 #[cfg(feature = "redis")]
 use crate::store::Charge;
-use crate::{Algorithm, Rule, clock::LockedTime, decision::Outcome, store::ChargeQuery};
+use crate::{Algorithm, Rule, clock::DecisionTime, decision::Outcome, store::ChargeQuery};
 
 /// The sub-windows of one counter, up to the one of the last charge.
 #[derive(Debug, Default)]
@@ -292,16 +292,10 @@ impl MemoryState for SlidingWindow {
     /// For one weighted bucket, if the clock was not set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(
-        &mut self,
-        rule: &Rule,
-        cost: u64,
-        time: &mut LockedTime<'_>,
-        outcome: &mut Outcome,
-    ) -> Option<bool> {
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         // `restart` gives only one weighted bucket two of them, and what was not restarted has expired.
         let SubWindows::Two(last, previous) = &self.charged else { return None };
-        let (layout, now_ms) = (WindowLayout { earlier: 1, size_ms: rule.period_ms(), is_weighted: true }, time.ms());
+        let (layout, now_ms) = (WindowLayout { earlier: 1, size_ms: rule.period_ms(), is_weighted: true }, now.ms);
         if self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) {
             return None;
         }
@@ -310,8 +304,7 @@ impl MemoryState for SlidingWindow {
         let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
         if cost > remaining {
             let charged = |back| if back == 0 { last } else { previous };
-            *outcome = Outcome::new(layout.evaluate(rule, cost, passed_ms, charged).decision, [0; 2]);
-            return Some(false);
+            return Some(Outcome::new(layout.evaluate(rule, cost, passed_ms, charged).decision, [0; 2]));
         }
         let expires_at_ms = start_ms + layout.counts_ms();
         self.expires_at_ms = expires_at_ms;
@@ -319,9 +312,7 @@ impl MemoryState for SlidingWindow {
             (*its_last, *its_previous) = (NonZeroU64::MIN.saturating_add(last + cost), previous);
         }
         let reset_after_ms = expires_at_ms - now_ms;
-        *outcome =
-            Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [start_ms, 0] };
-        Some(true)
+        Some(Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [start_ms, 0] })
     }
 
     /// Returns the weight that the charge still had.

@@ -38,7 +38,7 @@ pub struct Model {
 impl Model {
     /// A charge to the counter of a rule and a key.
     pub fn charge(rule: &Rule, key: &Key, cost: u64) -> Charge {
-        Charge::new(*rule, CounterName::new("", rule, Some(key)), cost)
+        Charge::new(*rule, CounterName::new("", rule, key), cost)
     }
 
     /// Decides a request like a store.

@@ -25,7 +25,7 @@ fn at(ms: u64, count: u64, period_ms: u64, algorithm: Algorithm) -> CounterAt {
 
 impl CounterAt {
     fn decide(&mut self, cost: u64, consume: bool, longest_wait_ms: u64) -> Request {
-        let counter = CounterName::new("", &self.rule, Some(&Key::new(1)));
+        let counter = CounterName::new("", &self.rule, &Key::new(1));
         let mut charge = Charge::new(self.rule, counter, cost);
         charge.longest_wait = Duration::from_millis(longest_wait_ms);
         let mut request = Request::new(charge, consume);
@@ -182,7 +182,7 @@ fn a_leaky_bucket_gives_slots() {
 
 /// A granted hold.
 fn hold(at: &mut CounterAt, cost: u64, lease_ms: u64, allow_partial: bool) -> Charge {
-    let counter = CounterName::new("", &at.rule, Some(&Key::new(1)));
+    let counter = CounterName::new("", &at.rule, &Key::new(1));
     let hold = Hold { allow_partial, ..Hold::new(Duration::from_millis(lease_ms)) };
     let mut request = Request::new(Charge { hold: Some(hold), ..Charge::new(at.rule, counter, cost) }, true);
     at.model.decide(at.now, &mut request);
@@ -276,7 +276,7 @@ fn several_charges_are_one_decision() {
     let mut first = at(0, 2, 1000, Algorithm::SlidingLog);
     let mut charges = first.decide(0, false, 0).charges;
     let other = Rule::new("other", 1, Duration::from_secs(9));
-    charges.push(Charge::new(other, CounterName::new("", &other, None), 1));
+    charges.push(Charge::new(other, CounterName::new("", &other, &Key::NONE), 1));
     charges[0].cost = 1;
     let mut decide = || {
         let mut request = Request::new(charges.clone(), true);

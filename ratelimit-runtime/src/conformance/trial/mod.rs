@@ -106,7 +106,7 @@ impl<'a> Trial<'a> {
             HoldSupport::Never | HoldSupport::Refunded => None,
         };
         let hold = lease.map(Hold::new);
-        Charge { hold, ..Charge::new(*rule, CounterName::new("", rule, Some(&Key::new((self.id, key)))), cost) }
+        Charge { hold, ..Charge::new(*rule, CounterName::new("", rule, &Key::new((self.id, key))), cost) }
     }
 
     /// Requests a hold, and returns the model's answer.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) fn charge_of(rule: &Rule, key: u64, cost: u64) -> Charge {
-    Charge::new(*rule, CounterName::new("", rule, Some(&Key::new(key))), cost)
+    Charge::new(*rule, CounterName::new("", rule, &Key::new(key)), cost)
 }
 
 /// The clock, the store and the queues that all callers share.

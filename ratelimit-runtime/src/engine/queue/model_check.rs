@@ -20,7 +20,7 @@ fn queues() -> Arc<WaitQueues> {
 }
 
 fn charge(key: u64) -> Charge {
-    Charge::new(RULE, CounterName::new("", &RULE, Some(&Key::new(key))), 1)
+    Charge::new(RULE, CounterName::new("", &RULE, &Key::new(key)), 1)
 }
 
 /// The store's answer: the amount that remains. The cost does not fit if none remains.

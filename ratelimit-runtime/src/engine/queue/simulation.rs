@@ -61,7 +61,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
     let mut link = SimulatedLink { half, jitter, seed: 1, latest: start };
     let server = Memory::new(clock.clone().into(), 10, 0);
     let queues = WaitQueues::new(1_000, clock.clone().into(), true);
-    let charge = || Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), 1);
+    let charge = || Charge::new(rule, CounterName::new("", &rule, &Key::new(1)), 1);
     let mut tasks: Vec<Task<'_>> = (0..TASKS).map(|_| Task::default()).collect();
     let mut events = BinaryHeap::new();
     let mut run = Run { admitted: 0, refused: 0 };
@@ -173,7 +173,7 @@ fn the_largest_costs_of_many_callers_add_up() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.into(), false);
     let rule = Rule::new("large", 1 << 52, Duration::from_secs(1)).with_algorithm(Algorithm::Concurrent);
-    let charges = [Charge::new(rule, CounterName::new("", &rule, None), 1 << 52)];
+    let charges = [Charge::new(rule, CounterName::new("", &rule, &Key::NONE), 1 << 52)];
     let join = |_| queues.join(queues.ticket(), &charges, None, None).ok();
     let positions: Vec<_> = (0..5_000).filter_map(join).collect();
     assert_eq!(positions.len(), 5_000);
@@ -188,8 +188,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// amount remaining.
 fn of_user_and_all(remaining: u64) -> [Charge; 2] {
     let (own, all) = (Rule::new("own", 1, HOUR), Rule::new("all", 10, SECOND));
-    let [mut one, mut other] =
-        [own, all].map(|rule| Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), 1));
+    let [mut one, mut other] = [own, all].map(|rule| Charge::new(rule, CounterName::new("", &rule, &Key::new(1)), 1));
     one.decision = Decision::new(1, 0, HOUR, Some(HOUR));
     other.decision = Decision::new(10, remaining, SECOND, (remaining == 0).then_some(SECOND));
     [one, other]

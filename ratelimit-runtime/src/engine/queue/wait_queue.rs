@@ -270,14 +270,14 @@ fn refilled(rule: &Rule, time: Duration) -> u64 {
 #[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
-    use crate::{CounterName, store::Charge};
+    use crate::{CounterName, Key, store::Charge};
 
     const MS: Duration = Duration::from_millis(1);
     const RULE: Rule = Rule::new("item", 10, Duration::from_secs(3600));
 
     /// The times until the next probe, each asked when the one before is over.
     fn probes(is_shared: bool) -> Vec<Duration> {
-        let charge = Charge::new(RULE, CounterName::new("", &RULE, None), 1);
+        let charge = Charge::new(RULE, CounterName::new("", &RULE, &Key::NONE), 1);
         let id = charge.counter.id();
         let ready_in = Some(RULE.period());
         let answer = CounterAnswer { id, cost: 1, remaining: 0, ready_in, is_held: false, is_banned: false };

@@ -22,7 +22,7 @@ struct Window {
 }
 
 fn counter() -> CounterName {
-    CounterName::new("", &RULE, Some(&Key::new(1)))
+    CounterName::new("", &RULE, &Key::new(1))
 }
 
 fn id() -> CounterId {

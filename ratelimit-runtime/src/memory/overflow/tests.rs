@@ -13,7 +13,7 @@ const RULE: Rule = Rule::new("item", COUNT, Duration::from_millis(PERIOD_MS));
 const SPACIOUS: usize = 1 << 20;
 
 fn id(key: u64) -> CounterId {
-    CounterId::new(&RULE, Some(&Key::new(key)))
+    CounterId::new(&RULE, &Key::new(key))
 }
 
 fn charge(overflow: &Overflow, key: u64, cost: u64, now_ms: u64) -> Evaluation {
@@ -91,7 +91,7 @@ fn rules_with_other_periods_share_no_cells() {
     let overflow = Overflow::new(32); // one cell in each row
     let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
     let charge = |rule: &Rule, key: u64| {
-        let id = CounterId::new(rule, Some(&Key::new(key)));
+        let id = CounterId::new(rule, &Key::new(key));
         overflow.charge(id, &ChargeQuery::of(rule, 1), 1_000_000).map(|found| found.fits)
     };
     for seconds in 1..=4 {

@@ -28,7 +28,7 @@ pub(crate) fn charge() -> impl Strategy<Value = Charge> {
     let period = select(&[6, 60_000, 3_600_000, 3_650 * 86_400_000][..]).prop_map(Duration::from_millis);
     (select(ALGORITHMS), count, period, 1..12_u64).prop_map(|(algorithm, count, period, cost)| {
         let rule = Rule::new("item", count, period).with_algorithm(algorithm);
-        Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), cost.min(rule.limit()))
+        Charge::new(rule, CounterName::new("", &rule, &Key::new(1)), cost.min(rule.limit()))
     })
 }
 
@@ -38,7 +38,7 @@ fn no_reply_panics_or_admits_beyond_the_limit() {
     try_all("replies of scripts", 10_000, &requests, |(charges, consume, holds, reply)| {
         let mut all = Charges::default();
         for (number, mut charge) in charges.into_iter().enumerate() {
-            charge.counter = CounterName::new("", &charge.rule, Some(&Key::new(number)));
+            charge.counter = CounterName::new("", &charge.rule, &Key::new(number));
             charge.hold = holds.then(|| Hold::new(Duration::from_secs(30)));
             all.push(charge);
         }

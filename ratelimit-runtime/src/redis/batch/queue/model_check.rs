@@ -67,7 +67,7 @@ impl CountingServer {
 }
 
 fn charge(key: u64) -> Charge {
-    Charge::new(RULE, CounterName::new("", &RULE, Some(&Key::new(key))), 1)
+    Charge::new(RULE, CounterName::new("", &RULE, &Key::new(key)), 1)
 }
 
 /// Enqueues a charge. Returns true if the caller is to begin a round trip.
