@@ -324,6 +324,7 @@ impl AcquireRequest {
         let mut charges = Charges::with_capacity(self.charges.len());
         let give_up_at = self.wait_ticket.and_then(|ticket| ticket.give_up_at);
         let longest_wait = give_up_at.map(|give_up_at| give_up_at.saturating_sub(self.clock().now()));
+        let mut has_cost_to_settle = false;
         for AppliedCharge { request, rule } in &self.charges {
             let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };
             let key = match key {
@@ -339,7 +340,9 @@ impl AcquireRequest {
             }
             let is_held = request.is_settled_later() && *cost > 0;
             let charge = if is_held { self.settled_later(request, charge)? } else { charge };
-            if let Some(other) = charges.iter().find(|other| other.counter == charge.counter)
+            has_cost_to_settle |= charge.has_cost_to_settle();
+            if has_cost_to_settle
+                && let Some(other) = charges.iter().find(|other| other.counter == charge.counter)
                 && other.cost > 0
                 && charge.cost > 0
                 && [other, &charge].into_iter().any(Charge::has_cost_to_settle)
