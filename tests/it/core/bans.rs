@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use ratelimit_runtime::conformance::counter_of;
+use ratelimit_runtime::store::{Charge, Request};
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, Permit, Refill, RequestPerMinute, Rule};
 
+use crate::support::holds::decide_all;
 use crate::support::{ALGORITHMS, By, LOG, MS, SECOND, Timed, ends, exceeded, fresh_key};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -325,6 +328,21 @@ async fn the_first_refusal_bans_and_no_later_one_prolongs_the_ban() {
             timed.advance(MS);
             limiter.acquire_n(&rule, key, 5).await.unwrap();
             assert_eq!(banned(limiter.acquire(&rule, key).await), BAN, "{of}");
+        }
+    }
+}
+
+/// Also if its charges would expire sooner.
+#[tokio::test]
+async fn the_refusal_that_bans_says_that_all_is_reset_at_the_end_of_the_ban() {
+    for timed in Timed::both().await {
+        for rule in banning() {
+            let key = fresh_key();
+            timed.limiter.acquire_n(&rule, key, 5).await.unwrap();
+            let charge = Request::new(Charge::new(rule, counter_of(&rule, key), 1), true);
+            let decided = decide_all(&timed, [charge].into_iter()).await;
+            let decision = decided[0].charges[0].decision;
+            assert_eq!((decision.retry_after(), decision.reset_after()), (Some(BAN), BAN), "{}", timed.of(&rule));
         }
     }
 }

@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use ratelimit_runtime::{Algorithm, Rule};
 
 use crate::support::{
-    ADDED_UP, ALGORITHMS, ALIGNED, BUCKET, By, FIXED, INTERVAL, LOG, Timed, admitted, exceeded, fresh_key, is_admitted,
-    lifetime,
+    ADDED_UP, ALGORITHMS, ALIGNED, BUCKET, By, FIXED, INTERVAL, LOG, SLIDING, Timed, admitted, exceeded, fresh_key,
+    is_admitted, lifetime,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -252,6 +252,34 @@ async fn after_a_clock_set_back_no_wait_is_longer_than_a_charge_counts() {
             timed.advance(wait);
             assert!(is_admitted(timed.limiter.acquire(&rule, key).await), "{back:?} back, {}", timed.of(&rule));
         }
+    }
+}
+
+/// In the last millisecond of a second. Log and fixed window count all as charged now, and sub-windows as
+/// charged in the current one.
+#[tokio::test]
+async fn after_a_clock_set_back_charges_expire_to_the_millisecond() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    for (algorithm, period, reset) in [
+        (FIXED, 10 * SECOND, 10 * SECOND),
+        (FIXED, 300 * SECOND, 300 * SECOND),
+        (LOG, 10 * SECOND, 10 * SECOND),
+        (LOG, 300 * SECOND, 300 * SECOND),
+        (SLIDING, 10 * SECOND, 16_001 * MS),
+    ] {
+        let (rule, key) = (Rule::new("exact", 3, period).by(algorithm), fresh_key());
+        let of = timed.of(&rule);
+        let hour = clock.now_micros() / 3_600_000_000 * 3_600_000_000;
+        clock.set_micros(hour + 3_600_000_000);
+        timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+        clock.set_micros(hour + 3_999_000);
+        let seen = timed.limiter.peek(&rule, key).await.unwrap();
+        assert_eq!((seen.remaining(), seen.reset_after()), (0, reset), "{of}");
+        timed.advance(reset - MS);
+        assert!(timed.limiter.peek(&rule, key).await.unwrap().remaining() < 3, "{of}");
+        timed.advance(MS);
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 3, "{of}");
     }
 }
 

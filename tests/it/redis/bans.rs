@@ -5,8 +5,8 @@ use std::time::Duration;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Cause, Limiter, ManualClock, OnStoreError, Rule};
 
-use crate::support::servers::{ask, script_calls};
-use crate::support::{By, FIXED, LOG, MS, PATIENCE, SECOND, Timed, fresh_key};
+use crate::support::servers::{ask, keys, script_calls};
+use crate::support::{ALGORITHMS, By, FIXED, LOG, MS, PATIENCE, SECOND, Timed, fresh_key};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LOGINS: Rule = Rule::new("login", 5, MINUTE);
@@ -14,6 +14,17 @@ const BAN: Duration = Duration::from_secs(600);
 
 /// The attempts that reached the handler, the scripts that ran, and the writes of these scripts.
 type Cost = (u64, u64, u64);
+
+#[tokio::test]
+async fn an_ended_ban_leaves_no_key() {
+    let timed = Timed::redis().await;
+    for algorithm in ALGORITHMS {
+        let (rule, key) = (LOGINS.by(algorithm), fresh_key());
+        timed.limiter.ban(&rule, key, BAN).await.unwrap();
+        timed.limiter.unban(&rule, key).await.unwrap();
+        assert_eq!(keys(timed.server().unwrap()), Vec::<Vec<u8>>::new(), "{}", timed.of(&rule));
+    }
+}
 
 /// 10,000 attempts of one address in an hour, one every 360 ms, with a user beside it who logs in
 /// every minute.

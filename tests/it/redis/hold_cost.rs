@@ -72,3 +72,24 @@ async fn commands_of_a_call_do_not_grow_with_the_number_of_holds() {
     let most = most_commands(&timed, calls).await;
     assert!(most <= 300, "{most} commands of one call");
 }
+
+/// A log that holds something keeps the entries that have expired, for cheap charges, but not many of them.
+#[tokio::test]
+async fn a_log_with_a_hold_forgets_expired_entries() {
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    let log = Rule::new("log", 100_000, SECOND).with_algorithm(LOG);
+    decide_all(&timed, [held_charge(log, key, 1, 1_000 * LEASE)].into_iter()).await;
+    let name = counter_of(&log, key).to_string();
+    let stored =
+        || -> u64 { redis::from_redis_value(timed.server().unwrap().command(&[b"LLEN", name.as_bytes()])).unwrap() };
+    for _ in 0..10 {
+        timed.advance(2 * SECOND);
+        timed.limiter.acquire(&log, key).await.unwrap();
+    }
+    assert!(stored() <= 5, "{} are stored", stored());
+    for _ in 0..1_500 {
+        timed.advance(10 * MS);
+        timed.limiter.acquire(&log, key).await.unwrap();
+    }
+    assert!(stored() <= 1_200, "{} are stored", stored());
+}

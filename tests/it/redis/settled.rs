@@ -110,3 +110,21 @@ async fn a_bucket_remembers_eight_charges_at_most() {
     let length: u64 = redis::from_redis_value(server.command(&[b"STRLEN", &names[0]])).unwrap();
     assert_eq!((names.len(), length), (1, 24 + 8 * 16));
 }
+
+/// Of nine charges it forgets the one that its neighbour stands for best, and not the last.
+#[tokio::test]
+async fn a_bucket_remembers_the_last_of_nine_charges() {
+    let server = RedisServer::builder().controlled_clock().start();
+    let limiter = limiter_on(&server).await;
+    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
+    let (rule, key) = (Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket), fresh_key());
+    let mut running = Vec::new();
+    for cost in [1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 20_000] {
+        server.clock().advance(MS);
+        running.push(limiter.reserve(&rule, key, cost).await.unwrap());
+    }
+    server.clock().advance(20 * SECOND);
+    // 12,000 have refilled since, and at no time was the bucket full.
+    running.pop().unwrap().settle(0).await.unwrap();
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 40_000);
+}

@@ -124,3 +124,26 @@ async fn a_log_has_room_for_ten_thousand_holds() {
         limiter.reserve(&rule, key, 5).await.unwrap().cancel().await.unwrap();
     }
 }
+
+/// Settlements that retries made are remembered, and stop only the first attempts of those holds.
+#[tokio::test]
+async fn a_settlement_is_charged_while_those_of_other_holds_are_remembered() {
+    for timed in Timed::both().await {
+        let (key, store) = (fresh_key(), store_of(&timed.limiter));
+        let held = || held_charge(TOKENS, key, 100, LEASE);
+        let decided = decide_all(&timed, [(); 3].map(|()| held()).into_iter()).await;
+        let first_attempts = || decided.iter().map(|request| request.charges[0].clone());
+        for mut retried in first_attempts() {
+            retried.hold.as_mut().unwrap().is_retry = true;
+            store.settle(retried, 10).answer().await.unwrap();
+        }
+        assert_eq!(remaining(&timed.limiter, &TOKENS, key).await, 970);
+        let lost = held().charges[0].clone();
+        store.settle(lost, 30).answer().await.unwrap();
+        assert_eq!(remaining(&timed.limiter, &TOKENS, key).await, 940, "{}", timed.name());
+        for late in first_attempts() {
+            store.settle(late, 10).answer().await.unwrap();
+            assert_eq!(remaining(&timed.limiter, &TOKENS, key).await, 940, "{}", timed.name());
+        }
+    }
+}
