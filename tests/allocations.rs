@@ -46,6 +46,22 @@ fn an_admitted_call_allocates_nothing() {
 }
 
 #[test]
+fn a_refused_call_allocates_nothing() {
+    let limiter = Limiter::in_memory();
+    for algorithm in [
+        Algorithm::FixedWindow { align: false },
+        Algorithm::SlidingLog,
+        Algorithm::SlidingWindow { buckets: 1, weighted: true },
+        Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy },
+        Algorithm::LeakyBucket { queue: 0 },
+    ] {
+        let rule = Rule::new("item", 1, DAY).with_algorithm(algorithm);
+        now(limiter.acquire(&rule, 4711)).unwrap();
+        assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap_err())), 0, "{rule:?}");
+    }
+}
+
+#[test]
 fn a_million_fixed_windows_take_at_most_64_bytes_each() {
     for keys in [MILLION, MILLION * 5 / 4] {
         let mut limiter = None;

@@ -103,7 +103,7 @@ fn add_key(refused: &mut RequestPerMinute, key: &Key) {
 /// The one attempt on a charge. The general way decides what it does not:
 ///
 /// - calls that are refused without the store, invalid rules, and rules in shadow mode or with a ban;
-/// - holds, and calls that wait for a slot;
+/// - holds, calls that wait, and admitted calls that get a slot;
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
 #[inline(always)]
@@ -208,7 +208,7 @@ fn attempt_some<const N: usize, T>(
     let mut queries = [Query::NONE; N];
     for (query, BorrowedCharge { rule, key, cost, cost_kind }) in queries.iter_mut().zip(charges) {
         let key = key.counter_key().filter(|_| *cost_kind == CostKind::Fixed)?;
-        if !can_be_attempted(rule, *cost) || rule.prefetch() > 1 || *cost > rule.limit() {
+        if !can_be_attempted(rule, *cost) || !rule.decides_at_once() || rule.prefetch() > 1 || *cost > rule.limit() {
             return None;
         }
         *query = Query::new(rule, key, *cost);

@@ -108,7 +108,7 @@ impl Memory {
     }
 
     /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
-    /// no room for the counter.
+    /// no room for the counter, or the call gets a slot.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_one(
@@ -123,6 +123,9 @@ impl Memory {
         let mut time = LockedTime { clock: &self.clock, latest_us, known_ms };
         if let Some(decided) = counters.charge_at_once(id, rule, cost, &mut time) {
             return Some(decided);
+        }
+        if !rule.decides_at_once() {
+            return None;
         }
         let now_us = time.us().us;
         let outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;

@@ -54,8 +54,8 @@ impl RuleOptions {
     /// Every call checks it, so it is computed once, mostly at compile time.
     const VALID: u8 = 4;
     const BAN: u8 = 8;
-    /// See [`Rule::decides_at_once`]. Computed once, too.
-    const AT_ONCE: u8 = 16;
+    /// See [`Rule::is_concurrent`]. Computed once, too.
+    const PLACES: u8 = 16;
 
     #[inline]
     const fn has(self, option: u8) -> bool {
@@ -126,14 +126,13 @@ impl Rule {
     }
 
     /// The rule, with the option of its algorithm.
-    const fn with_at_once(mut self) -> Self {
-        let is_at_once = !self.is_concurrent() && !matches!(self.algorithm.size(), Some((RuleField::Queue, _)));
-        self.options = self.options.with(RuleOptions::AT_ONCE, is_at_once);
+    const fn with_places(mut self) -> Self {
+        self.options = self.options.with(RuleOptions::PLACES, self.is_concurrent());
         self
     }
 
     const fn checked(self) -> Self {
-        let mut rule = self.with_at_once();
+        let mut rule = self.with_places();
         let is_valid = !rule.prefix.is_empty() && rule.has_period() && rule.limit_fault().is_none();
         rule.options = rule.options.with(RuleOptions::VALID, is_valid);
         rule
@@ -389,7 +388,7 @@ impl Rule {
     /// A valid rule without an id, for its numbers only.
     pub(crate) const fn without_id(prefix: &'static str, count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
         let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE | RuleOptions::VALID), RuleId(0, 0));
-        Self { prefix, count, period_ms, ban_or_rest: 0, options, prefetch: 1, algorithm, id }.with_at_once()
+        Self { prefix, count, period_ms, ban_or_rest: 0, options, prefetch: 1, algorithm, id }.with_places()
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
@@ -451,7 +450,7 @@ impl Rule {
 
     /// Whether each charge is decided at once: no slot is given out, and no place is held.
     pub(crate) const fn decides_at_once(&self) -> bool {
-        self.options.has(RuleOptions::AT_ONCE)
+        !self.is_concurrent() && !matches!(self.algorithm.size(), Some((RuleField::Queue, _)))
     }
 
     /// Whether counters of the rule can be banned. Slots that are given out and places that are held
@@ -483,11 +482,12 @@ impl Rule {
         !self.options.has(RuleOptions::VALID)
     }
 
-    /// Whether the rule is valid, decides at once, refuses, and its refusals write nothing.
+    /// Whether the rule is valid, refuses, and its refusals write nothing. Places are held, so a rule for
+    /// them is not attempted.
     #[inline]
     pub(crate) const fn can_be_attempted(&self) -> bool {
-        const WANTED: u8 = RuleOptions::VALID | RuleOptions::AT_ONCE;
-        self.options.0 & (WANTED | RuleOptions::SHADOW | RuleOptions::BAN) == WANTED
+        const UNFIT: u8 = RuleOptions::SHADOW | RuleOptions::BAN | RuleOptions::PLACES;
+        self.options.0 & (RuleOptions::VALID | UNFIT) == RuleOptions::VALID
     }
 
     /// The reason why the rule is invalid. `None` if it is valid.

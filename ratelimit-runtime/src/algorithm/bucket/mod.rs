@@ -18,7 +18,7 @@ use std::num::NonZeroU64;
 use redis::Value;
 
 use self::lows::Lows;
-use super::contract::{Ban, Evaluation, MemoryState, Recovery};
+use super::contract::{Ban, Evaluation, MemoryState, Recovery, evaluate};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
@@ -119,6 +119,16 @@ impl Bucket {
             Self::Plain(level) => (level, None),
             Self::Settles(both) => (&mut both.0, Some(&mut both.1)),
         }
+    }
+
+    /// The outcome if a cost does not fit, and the clock was not set back.
+    #[inline(never)]
+    fn deny_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
+        if now.ms < self.level().written_ms() {
+            return None;
+        }
+        let found = evaluate(self, &ChargeQuery::of(rule, cost), now.us);
+        (!found.fits).then(|| Outcome::new(found.decision, [0; 2]))
     }
 
     /// Forgets the lows of a bucket that has none left.
@@ -292,11 +302,16 @@ impl MemoryState for Bucket {
         level.receipt(&params)
     }
 
-    /// If tokens come back one by one, and neither was the clock set back nor the count raised.
+    /// If tokens come back one by one, and neither was the clock set back nor the count raised. For a
+    /// queue, only a denial.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-        let Algorithm::TokenBucket { burst, refill: Refill::Greedy } = rule.algorithm() else { return None };
+        let burst = match rule.algorithm() {
+            Algorithm::TokenBucket { burst, refill: Refill::Greedy } => burst,
+            Algorithm::LeakyBucket { .. } => return self.deny_at_once(rule, cost, now),
+            _ => return None,
+        };
         let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
             return None;
         };

@@ -14,7 +14,9 @@ use ratelimit_harness::{RedisCluster, RedisServer};
 use ratelimit_runtime::conformance::{self, ALGORITHMS as ALL, Subject, store_of};
 use ratelimit_runtime::{Cause, Limiter, ManualClock, OnStoreError, Rule, Store};
 
-use crate::support::servers::{SECRET, ask, keeps_the_secret, recovers, works};
+#[cfg(feature = "rustls")]
+use crate::support::servers::recovers;
+use crate::support::servers::{SECRET, ask, keeps_the_secret, works};
 use crate::support::{FIXED, LOG, PATIENCE, eventually, fresh_key, hourly};
 
 /// Failures are errors here, and no policy hides them.
