@@ -25,14 +25,14 @@ pub(crate) trait Backend {
     /// Refunds a charge once.
     type Receipt;
 
-    /// Charges one counter if the cost fits, and sets the outcome.
+    /// Charges one counter if the cost fits. The outcome is set with [`Attempt::Decided`] only.
     ///
     /// `waiter` is `None` outside of a poll. Then [`Attempt::Unsupported`] if the backend may have
     /// to wait.
     fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, Self::Ticket>>) -> Attempt;
 
-    /// Charges several counters if all costs fit, and sets the outcome of each. An outcome that fits
-    /// was charged only if all do.
+    /// Charges several counters if all costs fit. With [`Attempt::Decided`] the outcome of each is set. One
+    /// that fits was charged only if all do.
     ///
     /// [`Attempt::Unsupported`] if one counter is charged twice, and if there may be no room for a counter.
     fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {

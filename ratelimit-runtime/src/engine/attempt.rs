@@ -103,7 +103,7 @@ fn add_key(refused: &mut RequestPerMinute, key: &Key) {
 /// The one attempt on a charge. The general way decides what it does not:
 ///
 /// - calls that are refused without the store, invalid rules, and rules in shadow mode or with a ban;
-/// - holds, calls that wait, and admitted calls that get a slot;
+/// - holds, calls that wait, and calls of a leaky bucket that are not denied;
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
 #[inline(always)]

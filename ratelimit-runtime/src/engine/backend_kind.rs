@@ -16,7 +16,7 @@ use crate::{
 #[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
 #[derive(Debug)]
 pub(crate) enum BackendKind {
-    /// The first variant: each call looks for it, and code compares with a range for it.
+    /// The first variant, so that the test for it in each call is short code.
     Memory(Memory),
     /// None: it limits nothing.
     None,

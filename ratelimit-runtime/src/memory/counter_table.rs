@@ -64,7 +64,7 @@ impl<S: MemoryState + Default> CounterTable<S> {
         cost: u64,
         time: &mut LockedTime<'_>,
     ) -> Option<(Outcome, u64)> {
-        // Read first: a call leaves few registers for what is found.
+        // Read before the search: its result would have to be saved while the clock is called.
         let now = if S::needs_us() { time.us() } else { time.ms() };
         let at = self.find(id)?;
         let outcome = self.slots[at].state.charge_at_once(rule, cost, now)?;

@@ -108,7 +108,7 @@ impl Memory {
     }
 
     /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
-    /// no room for the counter, or the call gets a slot.
+    /// no room for the counter, or a leaky bucket does not certainly deny.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_one(
@@ -404,7 +404,7 @@ impl Backend for Memory {
                 query.outcome = outcome;
                 Attempt::Decided
             }
-            None => Attempt::Unsupported, // the general way decides on a full store
+            None => Attempt::Unsupported, // the general way decides
         }
     }
 

@@ -54,7 +54,7 @@ impl RuleOptions {
     /// Every call checks it, so it is computed once, mostly at compile time.
     const VALID: u8 = 4;
     const BAN: u8 = 8;
-    /// See [`Rule::is_concurrent`]. Computed once, too.
+    /// See [`Rule::is_concurrent`]. Computed once, as [`RuleOptions::VALID`] is.
     const PLACES: u8 = 16;
 
     #[inline]

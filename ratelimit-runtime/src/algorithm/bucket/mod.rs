@@ -121,7 +121,8 @@ impl Bucket {
         }
     }
 
-    /// The outcome if a cost does not fit, and the clock was not set back.
+    /// The outcome if a cost does not fit. `None` also for a ban, and if the clock was set back: the time of
+    /// the last write is later then.
     #[inline(never)]
     fn deny_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         if now.ms < self.level().written_ms() {

@@ -52,7 +52,7 @@ end
 while i < count do
   local done, failure = pcall(each)
   if not done then
-    values[i] = type(failure) == 'table' and failure or { err = 'ERR ' .. failure } -- a string on servers before 7.0
+    values[i] = type(failure) == 'table' and failure or { err = 'ERR ' .. failure } -- a string on some servers
   end
 end
 if type(values[1]) == 'number' then -- otherwise a string could be packed as a number

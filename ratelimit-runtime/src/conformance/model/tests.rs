@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Model, units::whole};
+use super::{EXAMPLES, Model, units::whole};
 use crate::{
     Algorithm, CounterName, Decision, Key, Refill, Rule,
+    algorithm::{Capabilities, HoldSupport, capabilities},
     store::{Charge, Charges, Hold, Request},
 };
 
@@ -286,4 +287,14 @@ fn several_charges_are_one_decision() {
     assert_eq!(decide(), (true, 1, None));
     assert_eq!(decide(), (false, 1, Some(Duration::from_secs(9))));
     assert_eq!(decide(), (false, 1, Some(Duration::from_secs(9))));
+}
+
+/// A rule cannot ask the table of algorithms, which imports rules.
+#[test]
+fn a_rule_decides_at_once_if_its_algorithm_has_neither_slots_nor_places() {
+    for algorithm in EXAMPLES {
+        let Capabilities { has_slots, holds, .. } = capabilities(algorithm);
+        let rule = Rule::new("item", 1, Duration::from_secs(1)).with_algorithm(algorithm);
+        assert_eq!(rule.decides_at_once(), !has_slots && holds != HoldSupport::Always, "{algorithm:?}");
+    }
 }

@@ -4,6 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use ratelimit_harness::{Mode, Proxy, RedisServer};
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key as key_of, permit_of_several};
 use ratelimit_runtime::{
@@ -343,6 +344,26 @@ async fn calls_of_a_bucket_at_once_are_refunded_in_full() {
         }
         // 2,800 ms have refilled 1,680.
         assert_eq!(remaining(limiter, &rule, key).await, 40_000 - (8 * 300 - 1_680), "{}", timed.name());
+    }
+}
+
+/// Two calls end after most of their charges has refilled, and another call has charged since. Without the two the
+/// bucket would have been full then: only what was still missing is refunded, and only once.
+#[tokio::test]
+async fn two_calls_of_a_bucket_are_not_refunded_the_same_tokens() {
+    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
+    let rule = Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket);
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        let early = [(); 2].map(|()| limiter.reserve(&rule, key, 10_000));
+        let early = join_all(early).await;
+        timed.advance(25 * SECOND);
+        let _late = limiter.reserve(&rule, key, 20_000).await.unwrap();
+        assert_eq!(remaining(limiter, &rule, key).await, 15_000, "{}", timed.name());
+        for (reservation, left) in early.into_iter().zip([20_000, 20_000]) {
+            reservation.unwrap().settle(0).await.unwrap();
+            assert_eq!(remaining(limiter, &rule, key).await, left, "{}", timed.name());
+        }
     }
 }
 
