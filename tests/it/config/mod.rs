@@ -232,7 +232,7 @@ async fn a_change_of_the_file_is_seen_in_whichever_way_it_is_made() {
 /// While it is used; and a change loses no call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_file_changes_nothing_under_load() {
-    let file = File::new("[rules.item]\ncount = 1000000");
+    let file = File::new("[rules.item]\ncount = 1000000000");
     let rules = Rules::watch(&file.path).unwrap();
     let limiter = Limiter::builder("memory://").rules(rules).build().await.unwrap();
     let (stop, calls, lost) =
@@ -250,10 +250,10 @@ async fn a_broken_file_changes_nothing_under_load() {
     for broken in ["[rules.item]\ncount = 0", "[rules.item", "", "[rules.item]\ncuont = 1"] {
         file.write(broken);
         tokio::time::sleep(Duration::from_millis(900)).await;
-        assert_eq!(limit(&limiter, "alice").await, 1_000_000, "{broken}");
+        assert_eq!(limit(&limiter, "alice").await, 1_000_000_000, "{broken}");
     }
-    file.write("[rules.item]\ncount = 2000000");
-    eventually("the file is read", || async { limit(&limiter, "alice").await == 2_000_000 }).await;
+    file.write("[rules.item]\ncount = 2000000000");
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 2_000_000_000 }).await;
     stop.store(true, Ordering::Relaxed);
     load.await.unwrap();
     assert!(calls.load(Ordering::Relaxed) > 100);

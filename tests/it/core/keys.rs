@@ -378,6 +378,7 @@ async fn a_refusal_names_its_key_if_the_limiter_is_built_so() {
             }
             let total = Rule::new("total", 1, Duration::from_secs(3600));
             let shared = [(&other, Key::new("carol"), 1), (&total, Key::NONE, 1)];
+            limiter.reset(&total, Key::NONE).await.unwrap();
             limiter.acquire(&total, Key::NONE).await.unwrap();
             for refused in [
                 limiter.acquire(&total, Key::NONE).await.unwrap_err(),
