@@ -139,3 +139,16 @@ pub fn store_of(limiter: &Limiter) -> &dyn Store {
 pub fn counter_of(rule: &Rule, key: u64) -> CounterName {
     CounterName::new("", rule, &Key::new(key))
 }
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::{ALGORITHMS, check};
+    use crate::{ManualClock, memory::Memory};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn the_memory_store_conforms() {
+        let clock = ManualClock::new();
+        let store = Memory::new(clock.clone().into(), 1_000_000, 0);
+        check(&(store, clock), ALGORITHMS).await;
+    }
+}
