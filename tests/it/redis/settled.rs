@@ -71,13 +71,19 @@ async fn two_processes_use_nine_tenths_of_a_bucket() {
     }
 }
 
-/// Calls of one rule and cost share their round trips. Only some of them settle.
-#[tokio::test]
-async fn plain_calls_of_other_keys_do_not_change_what_a_bucket_remembers() {
+/// A server, a limiter on it, and a rule with a bucket of 40,000 that refills 600 a second.
+async fn bucket() -> (RedisServer, Limiter, Rule) {
     let server = RedisServer::builder().controlled_clock().start();
     let limiter = limiter_on(&server).await;
     let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
     let rule = Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket);
+    (server, limiter, rule)
+}
+
+/// Calls of one rule and cost share their round trips. Only some of them settle.
+#[tokio::test]
+async fn plain_calls_of_other_keys_do_not_change_what_a_bucket_remembers() {
+    let (server, limiter, rule) = bucket().await;
     limiter.reserve(&rule, fresh_key(), MOST).await.unwrap().settle(USED).await.unwrap();
     for _ in 0..20 {
         let keys = [(); 8].map(|()| fresh_key());
@@ -97,10 +103,8 @@ async fn plain_calls_of_other_keys_do_not_change_what_a_bucket_remembers() {
 /// Of many charges whose calls run, the bucket keeps eight pairs of 16 bytes behind its 24 bytes.
 #[tokio::test]
 async fn a_bucket_remembers_eight_charges_at_most() {
-    let server = RedisServer::builder().controlled_clock().start();
-    let limiter = limiter_on(&server).await;
-    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
-    let (rule, key) = (Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket), fresh_key());
+    let (server, limiter, rule) = bucket().await;
+    let key = fresh_key();
     let mut running = Vec::new();
     for _ in 0..30 {
         running.push(limiter.reserve(&rule, key, 1_000).await.unwrap());
@@ -114,10 +118,8 @@ async fn a_bucket_remembers_eight_charges_at_most() {
 /// Of nine charges it forgets the one that its neighbour stands for best, and not the last.
 #[tokio::test]
 async fn a_bucket_remembers_the_last_of_nine_charges() {
-    let server = RedisServer::builder().controlled_clock().start();
-    let limiter = limiter_on(&server).await;
-    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
-    let (rule, key) = (Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket), fresh_key());
+    let (server, limiter, rule) = bucket().await;
+    let key = fresh_key();
     let mut running = Vec::new();
     for cost in [1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 20_000] {
         server.clock().advance(MS);
