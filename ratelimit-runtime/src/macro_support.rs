@@ -9,7 +9,7 @@ use crate::{
     algorithm::capabilities,
     engine::{
         attempt::{self, Decided},
-        core::EngineRef,
+        core::{Engine, EngineRef},
         request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, OnLimit, RequestKey, check_settled},
     },
     rule::{
@@ -530,14 +530,10 @@ fn try_acquire(
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    let engine = match limiter {
-        Some(limiter) => limiter.engine(),
-        None => match Limiter::scoped() {
-            Some(limiter) => return try_acquire(Some(&limiter), rule, key, cost, refused),
-            None => Limiter::process_wide(),
-        },
-    };
-    attempt::try_acquire(engine, rule, key, cost, refused)
+    match engine(limiter) {
+        Ok(engine) => attempt::try_acquire(engine, rule, key, cost, refused),
+        Err(scoped) => try_acquire(Some(&scoped), rule, key, cost, refused),
+    }
 }
 
 #[inline(never)] // as above
@@ -546,14 +542,19 @@ fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    let engine = match limiter {
-        Some(limiter) => limiter.engine(),
-        None => match Limiter::scoped() {
-            Some(limiter) => return try_acquire_all(Some(&limiter), charges, refused),
-            None => Limiter::process_wide(),
-        },
-    };
-    attempt::try_acquire_all(engine, charges, refused)
+    match engine(limiter) {
+        Ok(engine) => attempt::try_acquire_all(engine, charges, refused),
+        Err(scoped) => try_acquire_all(Some(&scoped), charges, refused),
+    }
+}
+
+/// The engine of a call. `Err` for the limiter of a scope, which the call has to keep.
+#[inline]
+fn engine(limiter: Option<&Limiter>) -> Result<&Engine, Limiter> {
+    match limiter {
+        Some(limiter) => Ok(limiter.engine()),
+        None => Limiter::scoped().map_or_else(|| Ok(Limiter::process_wide()), Err),
+    }
 }
 
 #[inline]
