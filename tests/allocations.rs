@@ -54,9 +54,10 @@ fn a_refused_call_allocates_nothing() {
         Algorithm::SlidingWindow { buckets: 1, weighted: true },
         Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy },
         Algorithm::LeakyBucket { queue: 0 },
+        Algorithm::Concurrent,
     ] {
         let rule = Rule::new("item", 1, DAY).with_algorithm(algorithm);
-        now(limiter.acquire(&rule, 4711)).unwrap();
+        let _place = now(limiter.acquire(&rule, 4711)).unwrap();
         assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap_err())), 0, "{rule:?}");
     }
 }

@@ -155,8 +155,8 @@ pub(crate) trait MemoryState: fmt::Debug {
     /// Ends a ban: the counter is fresh, but for its holds. Does nothing without a ban.
     fn unban(&mut self, _now_us: u64) {}
 
-    /// Charges a cost of at least 1 that holds nothing, in the most frequent case. Returns the outcome
-    /// that [`charge`] would return. A denial may have any receipt.
+    /// Charges a cost of at least 1, in the most frequent case. Returns the outcome that [`charge`] would
+    /// return. A denial may have any receipt. Slots and places are only denied.
     ///
     /// `None` in all other cases. Then nothing has changed but parts that have expired. It never
     /// makes the state expire sooner.
@@ -215,6 +215,12 @@ pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_u
     let amount = if query.hold.is_some() { query.cost.min(found.decision.remaining) } else { query.cost };
     let receipt = state.commit(query, amount, now_us);
     Outcome::new(state.evaluate(query, 0, now_us).decision, receipt)
+}
+
+/// Denies a cost that does not fit, for [`MemoryState::charge_at_once`]. `None` if it fits.
+pub(super) fn deny_at_once(state: &mut dyn MemoryState, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
+    let found = evaluate(state, &ChargeQuery::of(rule, cost), now.us);
+    (!found.fits).then(|| Outcome::new(found.decision, [0; 2]))
 }
 
 /// A Lua script of an algorithm: two bodies, and the names of the numbers that they take.

@@ -75,6 +75,9 @@ impl SeveralCharges {
 
     /// Attempts the charges, and makes the permit or the refusal. `None` if that is unsupported.
     fn attempt(&self) -> Option<AcquireResult> {
+        if let OnLimit::Wait(_) = self.on_busy {
+            return None; // a place that is taken is waited for
+        }
         let permit = |queries: &[Query<'_>]| {
             let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
             let least = queries.iter().min_by_key(room)?;

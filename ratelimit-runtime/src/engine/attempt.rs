@@ -103,7 +103,7 @@ fn add_key(refused: &mut RequestPerMinute, key: &Key) {
 /// The one attempt on a charge. The general way decides what it does not:
 ///
 /// - calls that are refused without the store, invalid rules, and rules in shadow mode or with a ban;
-/// - holds, calls that wait, and calls of a leaky bucket that are not denied;
+/// - costs that are settled later, calls that wait, and slots and places that are not denied;
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
 #[inline(always)]
@@ -143,7 +143,8 @@ pub(crate) fn try_acquire_all(
 /// The one attempt on several charges, in the memory store. `None` if the general way has to decide:
 /// see [`try_charge`], and also
 ///
-/// - holds, rules with `prefetch`, and costs above the limit;
+/// - costs that are settled later, places beside other charges, rules with `prefetch`, and costs above the
+///   limit;
 /// - refusals by several rules;
 /// - see [`Backend::try_charge_all`](crate::backend::Backend::try_charge_all).
 #[inline(always)]
@@ -208,7 +209,11 @@ fn attempt_some<const N: usize, T>(
     let mut queries = [Query::NONE; N];
     for (query, BorrowedCharge { rule, key, cost, cost_kind }) in queries.iter_mut().zip(charges) {
         let key = key.counter_key().filter(|_| *cost_kind == CostKind::Fixed)?;
-        if !can_be_attempted(rule, *cost) || !rule.decides_at_once() || rule.prefetch() > 1 || *cost > rule.limit() {
+        if !can_be_attempted(rule, *cost) || rule.prefetch() > 1 || *cost > rule.limit() {
+            return None;
+        }
+        // A place that is free is not taken here. Beside others, they would be charged in vain.
+        if N > 1 && !rule.decides_at_once() {
             return None;
         }
         *query = Query::new(rule, key, *cost);

@@ -72,8 +72,11 @@ const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 /// Shards with fewer counters are not swept: 4,096 counters in all.
 const SWEPT_AT_LEAST: usize = 16;
 
-/// The shards of one request, locked, with their indices.
-type LockedShards<'a> = SmallVec<[(usize, SpinMutexGuard<'a, MemoryShard>); 2]>;
+/// The shards of one request, locked.
+struct LockedShards<'a> {
+    indices: SmallVec<[usize; 2]>,
+    shards: SmallVec<[SpinMutexGuard<'a, MemoryShard>; 2]>,
+}
 
 impl Memory {
     /// `overflow_bytes` are for each period. 0: there is no overflow.
@@ -108,7 +111,7 @@ impl Memory {
     }
 
     /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
-    /// no room for the counter, or a leaky bucket does not certainly deny.
+    /// no room for the counter, or if slots or places are not denied.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_one(
@@ -137,14 +140,15 @@ impl Memory {
         let mut indices: SmallVec<[usize; 2]> = ids.map(|id| shard_of(&id)).collect();
         indices.sort_unstable();
         indices.dedup();
-        let shards = spin_lock_all::<_, 2>(&indices.iter().map(|index| &*self.shards[*index]));
-        indices.into_iter().zip(shards).collect()
+        let shards = spin_lock_all(&indices.iter().map(|index| &*self.shards[*index]));
+        LockedShards { indices, shards }
     }
 
     /// The time of one decision in some shards.
     fn now_us_in(&self, shards: &mut LockedShards<'_>) -> u64 {
-        let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
-        shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);
+        let shards = &mut shards.shards;
+        let now_us = shards.iter_mut().map(|shard| shard.now_us(&self.clock)).max().unwrap_or_default();
+        shards.iter_mut().for_each(|shard| shard.latest_us = now_us);
         now_us
     }
 
@@ -155,7 +159,7 @@ impl Memory {
         let mut all_fit = true;
         for charge in &mut *request.charges {
             let (id, query) = (charge.counter.id(), charge.query());
-            let found = shard_in(&mut shards, &id).update(id, query.rule, |state| evaluate(state, &query, now_us));
+            let found = shards.of(&id).update(id, query.rule, |state| evaluate(state, &query, now_us));
             let found = found.unwrap_or_else(|| self.evaluate_new(id, &query, now_us));
             all_fit &= found.fits;
             found.write_to(charge, [0; 2]);
@@ -167,7 +171,7 @@ impl Memory {
         if !all_fit {
             for charge in request.charges.iter_mut().filter(|charge| charge.starts_ban()) {
                 let (id, query) = (charge.counter.id(), charge.query());
-                let banned = shard_in(&mut shards, &id).update(id, query.rule, |state| {
+                let banned = shards.of(&id).update(id, query.rule, |state| {
                     ban(state, query.rule, query.rule.ban_ms(), now_us);
                     evaluate(state, &query, now_us)
                 });
@@ -180,7 +184,7 @@ impl Memory {
 
         if self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity {
             // `insert_new` can't sweep shards that this call has locked.
-            shards.iter_mut().for_each(|(_, shard)| _ = self.sweep(shard, now_us));
+            shards.shards.iter_mut().for_each(|shard| _ = self.sweep(shard, now_us));
         }
         let mut overflows = false;
         for at in 0..request.charges.len() {
@@ -189,7 +193,7 @@ impl Memory {
                 continue;
             }
             let (id, query) = (charge.counter.id(), charge.query());
-            let charged = self.charge_locked(shard_in(&mut shards, &id), id, &query, now_us).or_else(|Full| {
+            let charged = self.charge_locked(shards.of(&id), id, &query, now_us).or_else(|Full| {
                 let found = self.overflow.as_ref().and_then(|overflow| overflow.charge(id, &query, now_us / 1000));
                 overflows |= found.is_some();
                 found.map(|found| Outcome::new(found.decision, [0; 2])).ok_or(Full)
@@ -202,7 +206,7 @@ impl Memory {
                 // In the overflow, others may have charged since it was evaluated.
                 charged => {
                     for charge in &request.charges[..at] {
-                        self.refund_or_release(shard_in(&mut shards, &charge.counter.id()), charge, now_us);
+                        self.refund_or_release(shards.of(&charge.counter.id()), charge, now_us);
                     }
                     request.outcome = charged.map(|_| false).map_err(|Full| self.full());
                     return overflows;
@@ -514,10 +518,12 @@ impl Store for Memory {
     }
 }
 
-fn shard_in<'a>(locked: &'a mut LockedShards<'_>, id: &CounterId) -> &'a mut MemoryShard {
-    let index = shard_of(id);
-    let at = locked.iter().position(|(locked, _)| *locked == index).unwrap_or_default();
-    &mut locked[at].1
+impl LockedShards<'_> {
+    fn of(&mut self, id: &CounterId) -> &mut MemoryShard {
+        let index = shard_of(id);
+        let at = self.indices.iter().position(|locked| *locked == index).unwrap_or_default();
+        &mut self.shards[at]
+    }
 }
 
 /// The highest bits of an id, so that counters in the order of their ids are in that of their shards.

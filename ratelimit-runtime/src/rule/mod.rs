@@ -54,8 +54,6 @@ impl RuleOptions {
     /// Every call checks it, so it is computed once, mostly at compile time.
     const VALID: u8 = 4;
     const BAN: u8 = 8;
-    /// See [`Rule::is_concurrent`]. Computed once, as [`RuleOptions::VALID`] is.
-    const PLACES: u8 = 16;
 
     #[inline]
     const fn has(self, option: u8) -> bool {
@@ -125,17 +123,10 @@ impl Rule {
         self.checked()
     }
 
-    /// The rule, with the option of its algorithm.
-    const fn with_places(mut self) -> Self {
-        self.options = self.options.with(RuleOptions::PLACES, self.is_concurrent());
+    const fn checked(mut self) -> Self {
+        let is_valid = !self.prefix.is_empty() && self.has_period() && self.limit_fault().is_none();
+        self.options = self.options.with(RuleOptions::VALID, is_valid);
         self
-    }
-
-    const fn checked(self) -> Self {
-        let mut rule = self.with_places();
-        let is_valid = !rule.prefix.is_empty() && rule.has_period() && rule.limit_fault().is_none();
-        rule.options = rule.options.with(RuleOptions::VALID, is_valid);
-        rule
     }
 
     /// Sets the algorithm. By default [`Algorithm::FixedWindow`].
@@ -388,7 +379,7 @@ impl Rule {
     /// A valid rule without an id, for its numbers only.
     pub(crate) const fn without_id(prefix: &'static str, count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
         let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE | RuleOptions::VALID), RuleId(0, 0));
-        Self { prefix, count, period_ms, ban_or_rest: 0, options, prefetch: 1, algorithm, id }.with_places()
+        Self { prefix, count, period_ms, ban_or_rest: 0, options, prefetch: 1, algorithm, id }
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
@@ -482,11 +473,10 @@ impl Rule {
         !self.options.has(RuleOptions::VALID)
     }
 
-    /// Whether the rule is valid, refuses, and its refusals write nothing. Places are held, so a rule for
-    /// them is not attempted.
+    /// Whether the rule is valid, refuses, and its refusals write nothing.
     #[inline]
     pub(crate) const fn can_be_attempted(&self) -> bool {
-        const UNFIT: u8 = RuleOptions::SHADOW | RuleOptions::BAN | RuleOptions::PLACES;
+        const UNFIT: u8 = RuleOptions::SHADOW | RuleOptions::BAN;
         self.options.0 & (RuleOptions::VALID | UNFIT) == RuleOptions::VALID
     }
 

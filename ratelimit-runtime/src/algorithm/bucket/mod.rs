@@ -18,7 +18,7 @@ use std::num::NonZeroU64;
 use redis::Value;
 
 use self::lows::Lows;
-use super::contract::{Ban, Evaluation, MemoryState, Recovery, evaluate};
+use super::contract::{Ban, Evaluation, MemoryState, Recovery, deny_at_once};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
@@ -128,8 +128,7 @@ impl Bucket {
         if now.ms < self.level().written_ms() {
             return None;
         }
-        let found = evaluate(self, &ChargeQuery::of(rule, cost), now.us);
-        (!found.fits).then(|| Outcome::new(found.decision, [0; 2]))
+        deny_at_once(self, rule, cost, now)
     }
 
     /// Forgets the lows of a bucket that has none left.

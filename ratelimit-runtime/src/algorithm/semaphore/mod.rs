@@ -7,7 +7,7 @@
 use redis::Value;
 
 use super::{
-    contract::{Evaluation, MemoryState, Recovery},
+    contract::{Evaluation, MemoryState, Recovery, deny_at_once},
     hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
@@ -19,6 +19,8 @@ use super::{
 use crate::store::Charge;
 use crate::{
     Rule,
+    clock::DecisionTime,
+    decision::Outcome,
     store::{ChargeQuery, Hold},
 };
 
@@ -61,6 +63,16 @@ impl MemoryState for Semaphore {
         let Some(hold) = query.hold else { return [0; 2] };
         self.0.insert(now_us, amount, hold);
         [hold.id, amount]
+    }
+
+    #[inline]
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
+        deny_at_once(self, rule, cost, now)
+    }
+
+    #[inline]
+    fn needs_us() -> bool {
+        true
     }
 
     /// Places are settled, not refunded.
