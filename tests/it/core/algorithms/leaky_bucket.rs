@@ -8,7 +8,7 @@ use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, Permit, Req
 use tokio::task::JoinHandle;
 
 use super::{DAY, MS, SECOND, ms, peek};
-use crate::support::servers::dump;
+use crate::support::servers::{dump, script_calls};
 use crate::support::{ALGORITHMS, By, Timed, ends, exceeded, fresh_key, settle};
 
 /// Calls of one key that sleep until their slots.
@@ -99,15 +99,23 @@ impl<'a> Queue<'a> {
         refused
     }
 
-    /// The caller goes, and what it was charged is back, if it was the last one's.
+    /// The caller goes, and its charge is refunded, if it was the last one's.
     async fn leave(&self, number: usize, remaining: u64) {
+        let scripts = || self.timed.server().map(script_calls);
+        let (before, mut reads) = (scripts(), 0);
         self.calls[number].abort();
-        let back = async {
-            while !self.calls[number].is_finished() || self.remaining().await < remaining {
+        let refunded = async {
+            loop {
+                reads += 1; // one script each
+                let is_back = self.remaining().await >= remaining;
+                let has_run = scripts() > before.map(|before| before + reads) || self.timed.server().is_none();
+                if is_back && has_run && self.calls[number].is_finished() {
+                    return;
+                }
                 tokio::time::sleep(MS).await;
             }
         };
-        ends(back).await;
+        ends(refunded).await;
         settle().await;
         assert_eq!(self.remaining().await, remaining, "{}", self.timed.of(&self.rule));
     }
