@@ -1,4 +1,4 @@
-//! The interface between the engine and the place that counts, for one charge that holds nothing.
+//! The interface between the engine and the place that counts, for charges that can be decided at once.
 //!
 //! [`Store`](crate::store::Store) is the public contract. A backend decides most charges without
 //! the list, the counter name and the boxed future of a store.
@@ -34,7 +34,8 @@ pub(crate) trait Backend {
     /// Charges several counters if all costs fit. With [`Attempt::Decided`] the outcome of each is set. One
     /// that fits was charged only if all do.
     ///
-    /// [`Attempt::Unsupported`] if one counter is charged twice, and if there may be no room for a counter.
+    /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, and if
+    /// slots or places are not denied.
     fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {
         Attempt::Unsupported
     }
@@ -85,7 +86,8 @@ pub(crate) struct Waiter<'a, T> {
     pub(crate) ticket: &'a mut Option<T>,
 }
 
-/// A charge of one counter that holds nothing, at a cost of 1 or more, and its outcome.
+/// A charge of one counter that is not settled later, at a cost of 1 or more, and its outcome. Of slots and
+/// places it is only a denial.
 ///
 /// The name of the counter is made when it is needed: only a server needs it.
 #[derive(Clone, Copy)]

@@ -143,8 +143,8 @@ pub(crate) fn try_acquire_all(
 /// The one attempt on several charges, in the memory store. `None` if the general way has to decide:
 /// see [`try_charge`], and also
 ///
-/// - costs that are settled later, places beside other charges, rules with `prefetch`, and costs above the
-///   limit;
+/// - costs that are settled later, slots and places beside other charges, rules with `prefetch`, and costs
+///   above the limit;
 /// - refusals by several rules;
 /// - see [`Backend::try_charge_all`](crate::backend::Backend::try_charge_all).
 #[inline(always)]

@@ -134,30 +134,65 @@ proptest! {
     }
 }
 
-/// One counter is new and in a shard without others, the other has an expired neighbour.
+const RULE: Rule = Rule::new("item", 1, PERIOD);
+
+/// A key whose counter is in this shard.
+fn key_in(shard: usize, rule: &Rule, from: u64) -> Key {
+    (from..from + 100_000).map(Key::new).find(|key| shard_of(&CounterId::new(rule, key)) == shard).unwrap()
+}
+
+/// The decision on charges of 1. `Err` if the store is full.
+fn decide(memory: &Memory, charged: &[(&Rule, &Key)]) -> Result<bool, StoreError> {
+    let mut charges = Charges::default();
+    for (rule, key) in charged {
+        charges.push(Charge::new(**rule, CounterName::new("", rule, key), 1));
+    }
+    let Reply::Ready(batch) = memory.decide(Request::new(charges, true).into()) else { panic!("memory waits") };
+    batch.into_first().unwrap().outcome
+}
+
+/// Both of its shards are locked. All expired counters are in one of them.
 #[test]
 fn a_request_drops_expired_counters_in_all_its_shards() {
-    let clock = ManualClock::new();
-    let memory = Memory::new(clock.clone().into(), 2, 0);
-    let rule = Rule::new("item", 1, PERIOD);
-    let in_shard = |shard, from: u64| {
-        (from..from + 100_000).map(Key::new).find(|key| shard_of(&CounterId::new(&rule, key)) == shard).unwrap()
-    };
-    let charge = |key: &Key| Charge::new(rule, CounterName::new("", &rule, key), 1);
-    let decide = |charges: &[Charge]| {
-        let mut all = Charges::default();
-        for charge in charges {
-            all.push(charge.clone());
+    for expired in [&[7, 7][..], &[6]] {
+        let clock = ManualClock::new();
+        let memory = Memory::new(clock.clone().into(), 2, 0);
+        for (from, shard) in (0..).zip(expired) {
+            assert!(decide(&memory, &[(&RULE, &key_in(*shard, &RULE, from * 1_000_000))]).unwrap());
         }
-        let Reply::Ready(batch) = memory.decide(Request::new(all, true).into()) else { panic!("memory waits") };
-        batch.into_first().unwrap().outcome
-    };
-    for from in [0, 1_000_000] {
-        assert!(decide(&[charge(&in_shard(7, from))]).unwrap());
+        clock.advance(2 * PERIOD);
+        let both = [6, 7].map(|shard| key_in(shard, &RULE, 2_000_000));
+        assert!(decide(&memory, &both.each_ref().map(|key| (&RULE, key))).unwrap(), "{expired:?}");
     }
+}
+
+#[test]
+fn expired_counters_make_room_and_live_ones_stay() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 3, 0);
+    let lasting = Rule::new("item", 1, Duration::from_secs(3600));
+    let keys = [1, 2, 3, 4].map(|number| key_in(7, &lasting, number * 1_000_000));
+    assert!(decide(&memory, &[(&RULE, &key_in(7, &RULE, 0))]).unwrap());
+    assert!(decide(&memory, &[(&lasting, &keys[0])]).unwrap());
+    assert!(decide(&memory, &[(&lasting, &keys[1])]).unwrap());
+    assert!(decide(&memory, &[(&lasting, &keys[2])]).is_err(), "it has as many as it may");
     clock.advance(2 * PERIOD);
-    let both = [in_shard(6, 2_000_000), in_shard(7, 2_000_000)];
-    assert!(decide(&both.each_ref().map(charge)).unwrap());
+    assert!(decide(&memory, &[(&lasting, &keys[2])]).unwrap());
+    assert!(decide(&memory, &[(&lasting, &keys[3])]).is_err());
+    for key in &keys[..3] {
+        assert!(!decide(&memory, &[(&lasting, key)]).unwrap());
+    }
+}
+
+#[test]
+fn the_end_of_a_ban_leaves_a_counter_of_the_overflow_as_it_is() {
+    let memory = Memory::new(ManualClock::new().into(), 1, 1 << 20);
+    let [stored, overflowing] = [0, 1].map(Key::new);
+    assert!(decide(&memory, &[(&RULE, &stored)]).unwrap());
+    assert!(decide(&memory, &[(&RULE, &overflowing)]).unwrap());
+    let charge = Charge::new(RULE, CounterName::new("", &RULE, &overflowing), 1);
+    let Reply::Ready(Ok(())) = memory.ban(charge, Duration::ZERO) else { panic!("it was not banned") };
+    assert!(!decide(&memory, &[(&RULE, &overflowing)]).unwrap());
 }
 
 /// With a clock that moves on while calls are denied.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use ratelimit_harness::{RedisCluster, RedisServer};
+use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Rule};
 
 use crate::support::servers::script_calls;
@@ -50,6 +51,19 @@ async fn equal_calls_in_a_batch_are_granted_as_they_fit_with_numbers_of_their_ow
             let left = limiter.peek(&rule, &key).await.unwrap().remaining();
             assert_eq!(left, count - 1 - fit * cost, "{rule:?} by {cost}");
         }
+    }
+}
+
+#[tokio::test]
+async fn permits_and_refusals_of_a_batch_have_the_limit_of_the_rules_file() {
+    let server = RedisServer::start();
+    let builder = Limiter::builder(&server.url()).rules(Rules::parse("[rules.equal]\ncount = 50").unwrap());
+    let limiter = builder.deadline(Duration::from_secs(20)).build().await.unwrap();
+    let rule = rule("equal", 100, FIXED);
+    let calls = join_all((0..250).map(|_| limiter.acquire(&rule, 1))).await;
+    assert_eq!(calls.iter().flatten().count(), 50);
+    for call in calls {
+        assert_eq!(call.map_or_else(|refused| refused.limit(), |permit| permit.limit()), 50);
     }
 }
 
