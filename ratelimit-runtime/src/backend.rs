@@ -71,10 +71,10 @@ pub(crate) enum Attempt {
 #[derive(Debug)]
 pub(crate) enum Undecided {
     Failed(StoreError),
-    /// It was certainly not made, since another server may have the counter now. The store has to be asked
-    /// again, within the time that is left.
+    /// It was certainly not made: it was not sent, or a node of a cluster redirected it or could not run it.
+    /// The store has to be asked again, within the time that is left.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    Moved {
+    NotMade {
         left: Duration,
     },
 }

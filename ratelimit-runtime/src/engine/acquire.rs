@@ -244,7 +244,7 @@ impl Acquire {
                 observe::admitted(&rule, outcome.remaining);
                 Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))))
             }
-            Err(Undecided::Moved { left }) => {
+            Err(Undecided::NotMade { left }) => {
                 let request = AcquireRequest::single(engine, rule, key, cost, options);
                 self.go_on(request.start_again(left), Some(context))
             }

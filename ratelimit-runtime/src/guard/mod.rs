@@ -92,9 +92,9 @@ impl Backend for Guard {
         }
         let outcome = match result.unwrap_or_else(|| Err(NoOutcome::Failed(StoreError::late(guard.deadline)))) {
             Ok(outcome) => outcome,
-            Err(NoOutcome::Moved) => {
+            Err(NoOutcome::NotMade) => {
                 let left = guard.deadline.saturating_sub(taken().unwrap_or_default());
-                return Poll::Ready(Err(Undecided::Moved { left }));
+                return Poll::Ready(Err(Undecided::NotMade { left }));
             }
             Err(NoOutcome::Failed(error)) => return Poll::Ready(Err(Undecided::Failed(error))),
         };

@@ -29,8 +29,8 @@ pub(super) type Commands = SmallVec<[Command; 1]>;
 
 /// Why a charge has no outcome.
 pub(crate) enum NoOutcome {
-    /// It was not made, since another node may have its slot now.
-    Moved,
+    /// It was not made: see [`Undecided::NotMade`](crate::backend::Undecided::NotMade).
+    NotMade,
     Failed(StoreError),
 }
 
@@ -86,7 +86,7 @@ impl Nodes {
     /// A charge that has no reply.
     pub(super) fn failure(&self, slot: u16, error: SendError) -> NoOutcome {
         match (self, error) {
-            (Self::Cluster(_), SendError::NotSent(_)) => NoOutcome::Moved,
+            (Self::Cluster(_), SendError::NotSent(_)) => NoOutcome::NotMade,
             (Self::Cluster(cluster), SendError::Indeterminate(error)) => {
                 NoOutcome::Failed(cluster.no_reply(slot, error))
             }
@@ -97,7 +97,7 @@ impl Nodes {
     /// A charge whose reply is no outcome.
     pub(super) fn no_outcome(&self, reply: &Value) -> NoOutcome {
         match self {
-            Self::Cluster(_) if slots::is_redirection(reply) => NoOutcome::Moved,
+            Self::Cluster(_) if slots::is_redirection(reply) => NoOutcome::NotMade,
             _ => NoOutcome::Failed(answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply))),
         }
     }

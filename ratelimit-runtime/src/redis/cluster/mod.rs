@@ -172,7 +172,7 @@ impl Cluster {
     }
 
     /// A ticket for a charge, at the node of its slot; see [`Node::try_charge`](super::node::Node::try_charge).
-    /// It follows no redirection: see [`Undecided::Moved`](crate::backend::Undecided::Moved).
+    /// It follows no redirection: see [`Undecided::NotMade`](crate::backend::Undecided::NotMade).
     pub(super) fn try_charge(
         &self,
         is_same: impl Fn(&Charge) -> bool,
