@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ratelimit_runtime::{Algorithm, Limiter, Refill, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::{Algorithm, Limiter, ManualClock, Refill, RequestPerMinute, Rule, limit_request_per_time};
 
 const DAY: Duration = Duration::from_secs(86_400);
 const MILLION: u64 = 1_000_000;
@@ -60,6 +60,26 @@ fn a_refused_call_allocates_nothing() {
         let _place = now(limiter.acquire(&rule, 4711)).unwrap();
         assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap_err())), 0, "{rule:?}");
     }
+}
+
+#[test]
+fn an_expired_log_gives_its_memory_back() {
+    let clock = ManualClock::new();
+    let limiter = now(Limiter::builder("memory://").clock(clock.clone()).build()).unwrap();
+    let rule = Rule::new("item", MILLION, Duration::from_secs(1)).with_algorithm(Algorithm::SlidingLog);
+    let call = || drop(now(limiter.acquire(&rule, 4711)).unwrap());
+    let bytes = |calls: u32| {
+        let logged = || {
+            (0..calls).for_each(|_| {
+                clock.advance(Duration::from_micros(5));
+                call();
+            });
+        };
+        allocation_counter::measure(logged).bytes_current
+    };
+    assert!(bytes(100_000) > 1_000_000);
+    clock.advance(Duration::from_secs(2));
+    assert!(bytes(1) < -1_000_000);
 }
 
 #[test]

@@ -195,6 +195,34 @@ fn the_end_of_a_ban_leaves_a_counter_of_the_overflow_as_it_is() {
     assert!(!decide(&memory, &[(&RULE, &overflowing)]).unwrap());
 }
 
+#[test]
+fn charges_count_as_made_now_if_the_clock_was_set_back() {
+    for algorithm in [
+        Algorithm::FixedWindow { align: false },
+        Algorithm::SlidingLog,
+        Algorithm::SlidingWindow { buckets: 1, weighted: true },
+        Algorithm::SlidingWindow { buckets: 4, weighted: false },
+        Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy },
+    ] {
+        let (late, early) = (ManualClock::new(), ManualClock::new());
+        late.advance(Duration::from_secs(3600));
+        let mut memory = Memory::new(late.into(), 10, 0);
+        let rule = Rule::new("item", 5, PERIOD).with_algorithm(algorithm);
+        let charge = |memory: &Memory, cost| {
+            let mut query = Query::new(&rule, &Key::NONE, cost);
+            assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
+            query.outcome
+        };
+        assert!(charge(&memory, 3).fits());
+        memory.clock = early.clone().into();
+        assert_eq!(charge(&memory, 2).remaining, 0, "{algorithm:?}");
+        let denied = charge(&memory, 5);
+        assert!(!denied.fits() && denied.retry_after_ms <= 2_000, "{algorithm:?}: {denied:?}");
+        early.advance(2 * PERIOD);
+        assert!(charge(&memory, 5).fits(), "{algorithm:?}");
+    }
+}
+
 /// With a clock that moves on while calls are denied.
 #[test]
 fn a_denied_call_of_several_rules_takes_no_refill() {

@@ -198,6 +198,20 @@ async fn nothing_is_refunded_to_a_banned_counter() {
 }
 
 #[tokio::test]
+async fn a_log_refunds_again_from_the_end_of_a_ban() {
+    for timed in Timed::both().await {
+        let (rule, limiter, key) = (Rule::new("banned", 5, MINUTE).with_algorithm(LOG), &timed.limiter, fresh_key());
+        let during = limiter.acquire(&rule, key).await.unwrap();
+        let after = limiter.acquire(&rule, key).await.unwrap();
+        limiter.ban(&rule, key, SECOND).await.unwrap();
+        timed.advance(SECOND - MS);
+        assert_eq!(during.refund().await.unwrap(), 0, "{}", timed.name());
+        timed.advance(MS);
+        assert_eq!(after.refund().await.unwrap(), 1, "{}", timed.name());
+    }
+}
+
+#[tokio::test]
 async fn a_clock_set_back_does_not_prolong_a_ban() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, Request, StoreError};
 use ratelimit_runtime::{Cause, CounterName, Key, Limiter, ManualClock, OnStoreError, Rule, Store};
 
@@ -44,6 +45,18 @@ async fn a_custom_store_is_asked_only_what_it_can_decide() {
     assert_eq!(store.calls(), 0);
     limiter.acquire_all(&[(&rule, Key::new(1), 1), (&rule, Key::new("1"), 1)]).await.unwrap();
     assert_eq!(store.seen().len(), 1);
+}
+
+/// Nothing can be awaited there, so nothing is prefetched.
+#[test]
+fn a_prefetching_rule_is_decided_outside_of_a_runtime() {
+    let (limiter, store, _clock) = on_plain_store();
+    let rule = hourly(3, ALGORITHMS[0]).with_prefetch(2);
+    for calls in 1..=3 {
+        limiter.acquire(&rule, 1).now_or_never().expect("the store answers at once").unwrap();
+        assert_eq!(store.calls(), calls);
+    }
+    limiter.acquire(&rule, 1).now_or_never().expect("the store answers at once").unwrap_err();
 }
 
 /// Each on its own, in this order, from first to last.

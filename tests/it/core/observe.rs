@@ -16,7 +16,7 @@ use tracing::Level;
 
 use crate::support::log::Log;
 use crate::support::plain_store::PlainStore;
-use crate::support::{eventually, in_memory, limiter_on, settle};
+use crate::support::{eventually, fresh_key, in_memory, limiter_on, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Nobody may read this in a label or a line.
@@ -300,6 +300,22 @@ async fn a_shadow_rule_is_counted_beside_a_rule_that_refuses() {
             ("decisions_total rule=held outcome=refused", 2),
         ]);
         assert_eq!(seen, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_full_memory_store_is_in_the_log() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let rule = Rule::new("item", 1, MINUTE);
+    for (overflow_bytes, words) in [(0, "no room for new keys"), (1 << 16, "new keys in its overflow")] {
+        let limiter = Limiter::builder("memory://").max_keys(1).overflow_bytes(overflow_bytes).build().await.unwrap();
+        eventually(words, async || {
+            let _ = limiter.acquire(&rule, fresh_key()).await;
+            !log.with(words).is_empty()
+        })
+        .await;
     }
 }
 
