@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use ratelimit_runtime::{Algorithm, Limiter, ManualClock, Refill, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::{
+    Algorithm, Limiter, ManualClock, Refill, RequestPerMinute, Rule, config::Rules, limit_request_per_time,
+};
 
 const DAY: Duration = Duration::from_secs(86_400);
 const MILLION: u64 = 1_000_000;
@@ -43,6 +45,32 @@ fn an_admitted_call_allocates_nothing() {
         assert_eq!(allocations(refund), 0, "{rule:?}");
     }
     assert_eq!(allocations(|| assert!(now(annotated(1)).is_ok())), 0);
+}
+
+#[test]
+fn an_admitted_call_of_several_limits_allocates_nothing() {
+    const DAILY: Rule = Rule::new("daily", MILLION, DAY);
+
+    #[limit_request_per_time(rule = DAILY, key = id, limiter = limiter)]
+    #[limit_request_per_time(prefix = "hourly", ttl = 1, unit = Hours, count = 1_000_000, key = id)]
+    async fn two(limiter: &Limiter, id: u64) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    #[limit_request_per_time(rule = DAILY, key = id, limiter = limiter)]
+    #[limit_request_per_time(prefix = "hourly", ttl = 1, unit = Hours, count = 1_000_000, key = id)]
+    #[limit_request_per_time(prefix = "all", ttl = 1, unit = Hours, count = 1_000_000)]
+    async fn three(limiter: &Limiter, id: u64) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let rules = Rules::parse("[rules.daily]\ncount = 500_000").unwrap();
+    let with_rules = now(Limiter::builder("memory://").rules(rules).build()).unwrap();
+    for limiter in [&Limiter::in_memory(), &with_rules] {
+        assert_eq!(allocations(|| now(two(limiter, 1)).unwrap()), 0, "{limiter:?}");
+    }
+    let limiter = Limiter::in_memory();
+    assert_eq!(allocations(|| now(three(&limiter, 1)).unwrap()), 0);
 }
 
 #[test]

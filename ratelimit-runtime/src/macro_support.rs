@@ -2,15 +2,15 @@
 
 use std::{borrow::Borrow, time::Duration};
 
-use smallvec::SmallVec;
-
 use crate::{
     Algorithm, Cause, Key, KeyWriter, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     algorithm::capabilities,
     engine::{
         attempt::{self, Decided},
         core::{Engine, EngineRef},
-        request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, OnLimit, RequestKey, check_settled},
+        request::{
+            AcquireOptions, BAN_AND_WAIT, BorrowedCharge, BorrowedCharges, CostKind, OnLimit, RequestKey, check_settled,
+        },
     },
     rule::{
         algorithm::RuleField,
@@ -309,14 +309,14 @@ pub struct AnnotatedCharge<R> {
 /// The charges of a call: a pair of the first one and the others, or `()`.
 pub trait ChargeList {
     const COUNT: usize;
-    fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>);
+    fn borrow<'a>(&'a self, charges: &mut BorrowedCharges<'a>);
     fn into_requests(self, requests: &mut Vec<ChargeRequest>);
 }
 
 impl ChargeList for () {
     const COUNT: usize = 0;
 
-    fn borrow<'a>(&'a self, _: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {}
+    fn borrow<'a>(&'a self, _: &mut BorrowedCharges<'a>) {}
     fn into_requests(self, _: &mut Vec<ChargeRequest>) {}
 }
 
@@ -325,7 +325,7 @@ impl<R: Borrow<Rule>, C: ChargeList> ChargeList for (AnnotatedCharge<R>, C) {
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // a few words
-    fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {
+    fn borrow<'a>(&'a self, charges: &mut BorrowedCharges<'a>) {
         let (AnnotatedCharge { rule, key, cost, cost_kind }, others) = self;
         charges.push(BorrowedCharge { rule: rule.borrow(), key, cost: *cost, cost_kind: *cost_kind });
         others.borrow(charges);
@@ -477,7 +477,7 @@ pub fn limit_several<C: ChargeList>(
 ) -> Attempted {
     let decided = match options.on_limit() {
         OnLimit::Reject => {
-            let mut borrowed = SmallVec::new();
+            let mut borrowed = BorrowedCharges::new();
             charges.borrow(&mut borrowed);
             try_acquire_all(limiter, &borrowed, refused)
         }

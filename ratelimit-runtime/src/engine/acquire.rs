@@ -9,8 +9,6 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
-
 use super::{
     ask::AcquireResult,
     attempt::{attempt_all, exceeded, try_charge},
@@ -19,7 +17,7 @@ use super::{
     general::BoxedAcquire,
     permit::{BackendCharges, OtherReceipt, Permit, Receipt},
     refusal::refusal,
-    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequest, OnLimit, RequestKey},
+    request::{AcquireOptions, AcquireRequest, AppliedCharge, BorrowedCharges, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
     RequestPerMinute, Rule,
@@ -90,7 +88,7 @@ impl SeveralCharges {
             let charges = BackendCharges { engine, most_restrictive: (*least.rule, least.cost), receipts };
             Some(Permit::new(least.rule.limit(), &least.outcome, OtherReceipt::BackendAll(charges).into()))
         };
-        let charges: SmallVec<[_; 2]> = self.charges.iter().map(ChargeRequest::borrowed).collect();
+        let charges: BorrowedCharges<'_> = self.charges.iter().map(ChargeRequest::borrowed).collect();
         attempt_all(&self.engine, &charges, permit)?.transpose()
     }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{
     backend_kind::Ticket,
     core::Engine,
-    request::{BorrowedCharge, CostKind, RequestKey},
+    request::{BorrowedCharge, BorrowedCharges, CostKind, RequestKey},
 };
 use crate::{
     Key, RequestPerMinute, Rule,
@@ -169,7 +169,7 @@ fn attempt_applied<T>(
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     let rules = engine.settings().rules_now();
-    let mut applied = SmallVec::<[_; 2]>::new();
+    let mut applied = SmallVec::<[_; MAX_AT_ONCE]>::new();
     for BorrowedCharge { rule, key, cost_kind, .. } in charges {
         if *cost_kind != CostKind::Fixed {
             return None;
@@ -177,7 +177,7 @@ fn attempt_applied<T>(
         applied.push(rules.applied(rule, key.counter_key()?, false, charges.len() > 1)?);
     }
     let charges = charges.iter().zip(&applied).map(|(charge, rule)| BorrowedCharge { rule, ..*charge });
-    attempt_rules(engine, &charges.collect::<SmallVec<[_; 2]>>(), admit)
+    attempt_rules(engine, &charges.collect::<BorrowedCharges<'_>>(), admit)
 }
 
 /// Attempts some charges, by code for each number of them: lists of unknown length take longer than the

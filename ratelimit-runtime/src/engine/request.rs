@@ -9,6 +9,7 @@ use super::{core::EngineRef, outage::OutageWait, refusal::refusal, settings::Cur
 use crate::{
     Clock, Key, OnStoreError, RequestPerMinute, Rule, SetupError,
     algorithm::{Capabilities, HoldSupport, capabilities},
+    backend::MAX_AT_ONCE,
     observe,
     store::{BANS_NOTHING, Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
 };
@@ -49,6 +50,9 @@ pub struct BorrowedCharge<'a> {
     pub(crate) cost: u64,
     pub(crate) cost_kind: CostKind,
 }
+
+/// The charges of one attempt: in place, as many as an attempt takes.
+pub(crate) type BorrowedCharges<'a> = SmallVec<[BorrowedCharge<'a>; MAX_AT_ONCE]>;
 
 impl ChargeRequest {
     pub(super) fn borrowed(&self) -> BorrowedCharge<'_> {
