@@ -14,7 +14,7 @@ use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, StoreError};
 use ratelimit_runtime::{Cause, CounterName, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Reservation, Store};
 use tokio::time::sleep;
 
-use crate::support::holds::{TOKENS, remaining};
+use crate::support::holds::{TIME, TOKENS, acquire_time, remaining};
 use crate::support::servers::ask;
 use crate::support::{FIXED, MS, PATIENCE, SECOND, eventually, fresh_key, hourly, limiter_on};
 
@@ -301,15 +301,29 @@ impl Store for SettlesSlowly {
     }
 }
 
+fn on_slow_store() -> (Limiter, SettlesSlowly) {
+    let [at_once, most] = [(); 2].map(|()| Arc::default());
+    let store = SettlesSlowly { memory: Limiter::in_memory(), is_back: Arc::default(), at_once, most };
+    let limiter = Limiter::builder("memory://").deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    (limiter.over(store.clone()).unwrap(), store)
+}
+
+/// The lease is over when the store is back: until then the call counts in full.
+#[tokio::test]
+async fn a_hold_of_a_log_is_settled_after_its_lease_as_long_as_it_counts() {
+    let ((limiter, store), key) = (on_slow_store(), fresh_key());
+    drop(acquire_time(&limiter, TIME, key, Some(1000)).await.unwrap());
+    sleep(5 * SECOND / 2).await;
+    assert_eq!(remaining(&limiter, &TIME, key).await, 19_000);
+    store.is_back.store(true, Ordering::SeqCst);
+    eventually("it is settled", || async { remaining(&limiter, &TIME, key).await > 19_500 }).await;
+}
+
 /// The limiter is closed, or not, when the store is back.
 #[tokio::test]
 async fn few_are_repeated_at_a_time() {
     for closes in [false, true] {
-        let memory = Limiter::in_memory();
-        let [at_once, most] = [(); 2].map(|()| Arc::default());
-        let store = SettlesSlowly { memory, is_back: Arc::default(), at_once, most };
-        let limiter = Limiter::builder("memory://").deadline(PATIENCE).on_store_error(OnStoreError::Deny);
-        let (limiter, key) = (limiter.over(store.clone()).unwrap(), fresh_key());
+        let ((limiter, store), key) = (on_slow_store(), fresh_key());
         let calls = join_all((0..300).map(|_| limiter.reserve(&TOKENS, key, 1))).await;
         assert_eq!(remaining(&limiter, &TOKENS, key).await, 700);
         for refunded in join_all(calls.into_iter().map(|call| call.unwrap().cancel())).await {
