@@ -365,13 +365,13 @@ impl MemoryState for Bucket {
         } else {
             let refills = level.refills_to_come(&params, receipt[0]) - level.refills_to_come(&params, time_ms);
             not_refilled = charged.saturating_sub(refills.saturating_mul(params.refill));
-            let lowest = lows.as_mut().map_or(0, |lows| {
-                lows.note(deficit);
-                lows.since(receipt[0])
-            });
+            let lowest = lows.as_ref().map_or(0, |lows| lows.since(receipt[0]));
             not_refilled.max(charged.min(lowest)).min(deficit)
         };
+        // Not if nothing is refunded: a rule with a higher count may find a full bucket that is not full for
+        // others.
         if let Some(lows) = lows.filter(|_| back > 0) {
+            lows.note(deficit);
             lows.refund(receipt[0], time_ms, back, not_refilled, deficit - back);
         }
         match deficit - back {

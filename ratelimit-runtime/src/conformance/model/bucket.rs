@@ -100,23 +100,26 @@ pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunde
     let refills = (level.refills_to_come(rule, refunded.granted.at_us / 1000) - to_come).max(0);
     let deficit = spent(counter, rule, now);
     let not_refilled = (refunded.cost * unit(rule) - refills * count(rule)).max(0);
+    let before = counter.lows.clone();
     note_deficit(counter, deficit);
     let charged_ms = refunded.granted.at_us / 1000;
     let known = counter.lows.iter().rposition(|(from_ms, _)| *from_ms <= charged_ms);
     let lowest = known.map_or(0, |at| counter.lows[at].1);
     let back = not_refilled.max(lowest.min(refunded.cost * unit(rule))).min(deficit);
+    if back == 0 {
+        counter.lows = before;
+        return 0;
+    }
     if charged_ms < now_ms {
         for (from_ms, lowest) in &mut counter.lows[known.unwrap_or(0)..] {
             // What was not refilled was added to the deficit of before.
             *lowest -= if *from_ms < charged_ms { (back - not_refilled).max(0) } else { back };
         }
     }
-    note_deficit(counter, deficit - back);
-    if back > 0 {
-        let deficit = deficit - back;
-        let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come).min(0) * refill_ms(rule);
-        counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
-    }
+    let deficit = deficit - back;
+    note_deficit(counter, deficit);
+    let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come).min(0) * refill_ms(rule);
+    counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
     ceil(back, unit(rule))
 }
 

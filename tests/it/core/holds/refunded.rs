@@ -367,6 +367,27 @@ async fn two_calls_of_a_bucket_are_not_refunded_the_same_tokens() {
     }
 }
 
+/// Two processes have different counts. By the higher one, the bucket is full again when a charge is refunded, so
+/// nothing is. For the other process it was never full.
+#[tokio::test]
+async fn a_refund_of_nothing_changes_no_other_refund() {
+    let of = |burst, count| {
+        Rule::new("tokens", count, SECOND).with_algorithm(Algorithm::TokenBucket { burst, refill: Refill::Greedy })
+    };
+    let (fast, slow) = (of(997, 997), of(100, 7));
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        let plain = limiter.acquire(&fast, key).await.unwrap();
+        let call = limiter.reserve(&slow, key, 20).await.unwrap();
+        timed.advance(103 * MS);
+        assert_eq!(plain.refund().await.unwrap(), 0, "{}", timed.name());
+        call.cancel().await.unwrap();
+        // Of the plain charge, 103 ms have refilled a part.
+        let seen = limiter.peek(&slow, key).await.unwrap();
+        assert_eq!((seen.remaining(), seen.reset_after()), (99, 40 * MS), "{}", timed.name());
+    }
+}
+
 /// The settlement of one would be one of both.
 #[tokio::test]
 async fn a_counter_is_not_charged_twice_by_a_call_that_settles_it() {
