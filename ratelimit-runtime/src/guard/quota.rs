@@ -611,7 +611,8 @@ mod tests {
     #[test]
     fn a_full_shard_replaces_only_batches_whose_window_is_over() {
         let batches = QuotaBatches::new();
-        let mut keys = (0..).filter(|key| counter(*key).id().0.is_multiple_of(SHARDS as u64));
+        let mut keys = (0..).filter(|key| counter(*key).id().0.is_multiple_of(SHARDS as u64)).peekable();
+        let first = *keys.peek().unwrap();
         let mut ask = |key: Option<u64>, now_us| {
             let counter = counter(key.unwrap_or_else(|| keys.next().unwrap()));
             let (result, follow_up) = batches.spend_or_wait(&counter, &rule(100), 1, now_us);
@@ -621,6 +622,8 @@ mod tests {
             matches!(result, SpendResult::Waits(_))
         };
         assert_eq!([ask(None, START), ask(None, START), ask(None, START)], [true, true, false]);
+        let (spent, _) = batches.spend_or_wait(&counter(first), &rule(100), 1, START);
+        assert!(matches!(spent, SpendResult::Spent(_)), "its quota is here");
         assert!(!ask(None, START + SWEEP_PAUSE_US));
         assert!(ask(None, START + 1_000_000));
     }

@@ -23,6 +23,7 @@ use crate::support::{
 };
 
 const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_secs(60);
 
 fn rule(count: u64, prefetch: u64) -> Rule {
@@ -70,6 +71,21 @@ async fn prefetching_admits_exactly_the_count() {
         let refused = exceeded(limiter.acquire(&rule, key).await);
         assert_eq!(refused.remaining(), 0);
     }
+}
+
+/// Nothing is left at the store.
+#[tokio::test]
+async fn a_look_counts_the_permits_that_are_here() {
+    let (limiter, _store, _clock) = on_plain_store();
+    let rule = rule(10, 10);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let seen = limiter.peek(&rule, 1).await.unwrap();
+    assert_eq!((seen.remaining(), seen.retry_after()), (9, None));
+    for _ in 0..9 {
+        limiter.acquire(&rule, 1).await.unwrap();
+    }
+    let seen = limiter.peek(&rule, 1).await.unwrap();
+    assert_eq!((seen.remaining(), seen.retry_after()), (0, Some(PERIOD)));
 }
 
 #[tokio::test]
@@ -317,9 +333,12 @@ async fn a_closed_limiter_refunds_its_prefetched_permits() {
     assert_eq!(limiter.close().await, 0);
 }
 
+/// And for no longer.
 #[tokio::test]
 async fn closing_a_limiter_waits_for_a_prefetch_in_flight() {
-    let (limiter, store, _clock) = on_plain_store();
+    let store = PlainStore::new(&ManualClock::new());
+    let builder = Limiter::builder("memory://").deadline(3600 * SECOND).on_store_error(OnStoreError::Deny);
+    let limiter = builder.over(store.clone()).unwrap();
     let rule = hourly(1000, FIXED).with_prefetch(10);
     store.hold();
     drop(begin(Box::pin(limiter.acquire(&rule, 1))));
