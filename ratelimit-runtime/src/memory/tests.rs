@@ -142,9 +142,9 @@ fn key_in(shard: usize, rule: &Rule, from: u64) -> Key {
 }
 
 /// The decision on charges of 1. `Err` if the store is full.
-fn decide(memory: &Memory, charged: &[(&Rule, &Key)]) -> Result<bool, StoreError> {
+fn decide(memory: &Memory, asked: &[(&Rule, &Key)]) -> Result<bool, StoreError> {
     let mut charges = Charges::default();
-    for (rule, key) in charged {
+    for (rule, key) in asked {
         charges.push(Charge::new(**rule, CounterName::new("", rule, key), 1));
     }
     let Reply::Ready(batch) = memory.decide(Request::new(charges, true).into()) else { panic!("memory waits") };

@@ -349,7 +349,7 @@ impl MemoryState for Bucket {
     /// that is the part that it can't have refilled since the charge. For a queue, only the last charge
     /// counts.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
-        let (level, mut lows) = self.parts();
+        let (level, lows) = self.parts();
         if level.banned().is_some() {
             return 0;
         }
