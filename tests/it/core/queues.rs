@@ -384,9 +384,11 @@ async fn retry_after_behind_a_queue_is_computed_from_the_rate_of_a_bucket() {
     let refused = exceeded(ends(limiter.acquire_within(&rule, 1, 450 * MS)).await);
     assert_eq!(refused.retry_after(), Some(500 * MS));
     callers.add(&limiter, rule, 1, 500 * MS).await;
-    for _ in 0..5 {
+    for left in [500, 400, 300, 200, 100] {
         clock.advance(100 * MS);
         settle().await;
+        let refused = exceeded(ends(limiter.acquire_within(&rule, 1, (left - 50) * MS)).await);
+        assert_eq!(refused.retry_after(), Some(left * MS), "those who were served are no longer ahead");
     }
     assert_eq!(callers.served(), 6);
 }
