@@ -8,7 +8,7 @@
 //! refunds the rest. Such a charge is not renewed. A refund that was sent is not sent again, as it may
 //! have arrived.
 
-use std::{fmt, mem, process, sync::Arc, time::Duration};
+use std::{mem, process, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{oneshot, watch::Sender},
@@ -296,11 +296,5 @@ impl Drop for SettlementInFlight {
         for counter in &self.counters {
             self.engine.queues().changed_id(*counter);
         }
-    }
-}
-
-impl fmt::Debug for Holding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding").field("is_held", &self.is_held()).finish_non_exhaustive()
     }
 }

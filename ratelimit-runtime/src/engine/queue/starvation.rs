@@ -199,3 +199,22 @@ fn many_callers_of_two_rules_are_all_served() {
     let at = x_beside_others(3 * MOST_RESERVATIONS, &[(a, 1), (b, 1)], &[a, b], 0, SECOND, 200 * SECOND);
     assert!(at.is_some(), "not all were served in 200 s");
 }
+
+/// In every second period, others get what would be reserved for it.
+#[test]
+fn a_reservation_is_followed_by_a_period_without_one() {
+    let mut state = WaitState::new(Arc::new(SharedCounts::new()));
+    let id = charge_of(&ALL, 1, 1).counter.id();
+    let counter = WaitingFor { id, cost: 1, changes: 0, joined_before: 0, reserved_until: None, is_parked: false };
+    let turn = Arc::new(Notify::new());
+    let caller = WaitingCaller { counters: [counter].into_iter().collect(), turn, is_asking: false, wake_at: None };
+    state.callers.insert(1, caller);
+    let mut reserved = |ms: u32| {
+        let until = state.reserved_until(1, id, ms * MS, SECOND);
+        until.iter().for_each(|until| state.note_reservation(1, id, *until));
+        until
+    };
+    assert_eq!([reserved(0), reserved(999)], [Some(SECOND); 2]);
+    assert_eq!([reserved(1_000), reserved(1_999)], [None; 2]);
+    assert_eq!([reserved(2_000), reserved(2_999)], [Some(3 * SECOND); 2]);
+}
