@@ -211,7 +211,9 @@ fn a_reservation_is_followed_by_a_period_without_one() {
     state.callers.insert(1, caller);
     let mut reserved = |ms: u32| {
         let until = state.reserved_until(1, id, ms * MS, SECOND);
-        until.iter().for_each(|until| state.note_reservation(1, id, *until));
+        if let Some(until) = until {
+            state.note_reservation(1, id, until);
+        }
         until
     };
     assert_eq!([reserved(0), reserved(999)], [Some(SECOND); 2]);
