@@ -65,7 +65,7 @@ pub(crate) struct Report {
     failures: Vec<Failure>,
     /// All the API did, other processes included; nothing if it is gone.
     api: Option<Stats>,
-    /// What an API did that announces its limit, for each limit it had.
+    /// The calls of an API that announces its limit, for each limit it had.
     #[serde(skip_serializing_if = "Option::is_none")]
     limits: Option<Vec<Figures>>,
 }

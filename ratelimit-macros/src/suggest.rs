@@ -8,7 +8,7 @@ pub(crate) fn suggest(word: &str, names: &[&'static str]) -> String {
     }
 }
 
-/// What other libraries call an argument.
+/// The names of arguments in other libraries.
 const OTHER_NAMES: [(&str, &str); 3] = [("limit", "count"), ("name", "prefix"), ("window", "period")];
 
 pub(crate) fn nearest(word: &str, names: &[&'static str]) -> Option<&'static str> {

@@ -60,7 +60,7 @@ struct Process {
     cached_until: u8,
 }
 
-/// What the latest step was, to an observer of the whole.
+/// The latest step, to an observer of the whole.
 #[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 enum Seen {
     #[default]

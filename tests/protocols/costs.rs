@@ -68,7 +68,7 @@ struct State {
     settled: BTreeMap<Id, u8>,
     processes: Vec<Process>,
     network: BTreeSet<Message>,
-    /// What calls have used, by the time of their end.
+    /// The costs that calls have used, by the time of their end.
     used: BTreeMap<u8, u8>,
     /// Calls whose settlement was charged, and whether one was charged twice.
     charged_calls: BTreeSet<Id>,

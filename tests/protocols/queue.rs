@@ -46,7 +46,7 @@ struct State {
     /// Tickets by place.
     waiting: BTreeMap<u8, u8>,
     asking: BTreeSet<u8>,
-    /// What remained, by the latest answer.
+    /// The remaining permits, by the latest answer.
     remaining: u8,
     /// The request of the latest answer.
     latest: u8,

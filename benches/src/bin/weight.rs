@@ -1,4 +1,4 @@
-//! What a dependency adds to a clean build: crates, and seconds.
+//! The weight of a dependency: the crates and seconds that it adds to a clean build.
 //!
 //! `cargo run --release -p ratelimit-benches --bin weight [-- ROUNDS]`, 5 rounds by default. It builds an empty
 //! program with one dependency at a time, by turns, each time into a new directory. It takes the

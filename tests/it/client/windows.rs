@@ -1,4 +1,4 @@
-//! What a new window grants: what was announced, less what else may count.
+//! The permits of a new window: what was announced, less what else may count.
 
 use std::{
     future::pending,

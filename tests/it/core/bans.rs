@@ -402,7 +402,7 @@ async fn of_several_rules_only_those_that_refuse_ban() {
     }
 }
 
-/// What others hold may still be released: only what was charged bans.
+/// A cost that others hold may still be released: only a charged one bans.
 #[tokio::test]
 async fn a_cost_that_others_hold_does_not_ban() {
     for timed in Timed::both().await {

@@ -183,7 +183,7 @@ struct DecidesLate {
     memory: Limiter,
     sent: Arc<Mutex<Option<Batch>>>,
     refunds: Arc<AtomicU64>,
-    /// So many refunds fail. The hold of 300 is never found then.
+    /// The number of refunds that fail. The hold of 300 is never found then.
     failures: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a ban costs a server, and what each process knows of it.
+//! The cost of a ban at a server, and what each process knows of it.
 
 use std::time::Duration;
 

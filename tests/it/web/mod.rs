@@ -139,7 +139,8 @@ const CLIENT_PARTS: [(&str, &[&str]); 7] = [
     ("limiter", &["until_the_limit_is_known_one_call_is_in_flight"]),
 ];
 
-/// What the attribute can do, the layer and the client can do, or the tables of their docs say why not.
+/// An argument of the attribute has its part in the layer and in the client, or the tables of their docs say
+/// why not.
 #[test]
 fn each_argument_of_the_attribute_has_its_part_in_the_layer_and_in_the_client() {
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

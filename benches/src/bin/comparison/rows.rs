@@ -279,7 +279,7 @@ fn micros(figure: f64) -> Cell {
     Cell::new(if figure < 10.0 { format!("{figure:.1}") } else { format!("{figure:.0}") }, figure)
 }
 
-/// What callers saw of an outage: all at once, since it takes long.
+/// The numbers of an outage as callers saw it: all at once, since it takes long.
 fn halted() -> Vec<Cell> {
     const TRAFFIC: Traffic = Traffic { shape: Shape::Steady, count: 100, rate: 200, seconds: 40 };
     let runs: Vec<_> = Peer::ALL

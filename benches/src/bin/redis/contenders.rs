@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     InMemory,
     /// Counted on a cluster.
     InCluster,
-    /// So many limiters, each with a connection of its own.
+    /// Several limiters, each with a connection of its own.
     Several(u8),
     /// Each decision in a call of its own.
     OneByOne,

@@ -31,7 +31,7 @@ use super::super::Networks;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum TrustedProxies {
-    /// So many proxies. At least 1.
+    /// A number of proxies, at least 1.
     Hops(usize),
     /// The proxies with an address in these networks.
     Networks(Networks),

@@ -75,7 +75,7 @@ async fn a_header_field_tells_the_cost() {
     }
 }
 
-/// What holds nothing could not be settled, and so would never be counted.
+/// A cost that is not held could not be settled, and so would never be counted.
 #[tokio::test]
 async fn a_request_of_cost_0_is_settled() {
     for kind in KINDS {
@@ -105,7 +105,7 @@ async fn all_parts_of_a_body_count_whatever_its_length_was_said_to_be() {
     assert_eq!(used(&limiter).await, 7);
 }
 
-/// What a request does with its response.
+/// A client, by its use of the response.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Client {
     Reads,

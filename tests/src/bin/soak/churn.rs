@@ -1,4 +1,4 @@
-//! What comes and goes: limiters, runtimes, and the content of the rules file.
+//! Objects that come and go: limiters, runtimes, and the content of the rules file.
 
 use std::fs;
 use std::sync::Arc;

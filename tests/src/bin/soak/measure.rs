@@ -1,4 +1,4 @@
-//! What the process and the servers use.
+//! The memory, tasks, connections and keys of the process and the servers.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::world::World;
 
-/// At one time.
+/// The numbers at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
     /// Resident memory of the process, in KiB.

@@ -1,4 +1,4 @@
-//! What lasts for the whole program: the stores, a limiter on each, and the counts.
+//! Objects that last for the whole program: the stores, a limiter on each, and the counts.
 
 use std::path::PathBuf;
 use std::sync::{
@@ -55,7 +55,7 @@ pub(crate) enum Servers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Permitted {
     None,
-    /// Those after which all counters are as before.
+    /// Failures after which all counters are as before.
     Harmless,
     All,
 }
