@@ -74,12 +74,9 @@ pub const fn unchecked_rule(prefix: &'static str, count: u64, ttl: u64, unit_ms:
 /// A rule whose count is known at the call. It is 0 until [`with_count`].
 #[must_use]
 pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) -> Rule {
-    assert!(!prefix.is_empty(), "`prefix` is empty; give the counter a name");
     assert!(ttl > 0, "`ttl` must be at least 1");
     let Some(period_ms) = ttl.checked_mul(unit_ms) else { panic!("`ttl` is too large") };
-    let period = Duration::from_millis(period_ms);
-    assert!(period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(), "the period is longer than 3,650 days");
-    Rule::new(prefix, 0, period)
+    checked(Rule::new(prefix, 0, Duration::from_millis(period_ms)))
 }
 
 /// A rule for places, each held until its permit is dropped.
@@ -141,7 +138,7 @@ pub const fn waiting_rule(rule: Rule) -> Rule {
 /// The rule. Panics if its numbers are invalid, as far as they are known: a count of 0 is not known
 /// yet.
 const fn checked(rule: Rule) -> Rule {
-    if let Some(fault) = rule.limit_fault() {
+    if let Some(fault) = rule.first_fault() {
         panic!("{}", fault.words());
     }
     rule
@@ -162,8 +159,6 @@ pub const fn rule_of_places(rule: Rule) -> Rule {
 }
 
 const fn complete(rule: Rule) -> Rule {
-    assert!(!rule.prefix().is_empty(), "the prefix of the rule is empty; give the counter a name");
-    assert!(rule.has_period(), "the period of a rule is a whole number of milliseconds, from 1 ms to 3,650 days");
     assert!(rule.count() > 0, "the count of the rule must be at least 1");
     checked(rule)
 }

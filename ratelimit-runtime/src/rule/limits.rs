@@ -77,9 +77,11 @@ impl LogLayout {
     }
 }
 
-/// A number of a rule that its algorithm does not support.
+/// The reason why a rule is invalid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RuleFault {
+    NoPrefix,
+    Period,
     NoBuckets,
     TooManyBuckets,
     UnevenBuckets,
@@ -97,6 +99,8 @@ impl RuleFault {
     /// The message at compile time.
     pub(crate) const fn words(self) -> &'static str {
         match self {
+            Self::NoPrefix => "the prefix is empty; give the counter a name",
+            Self::Period => "the period must be a whole number of milliseconds, from 1 ms to 3,650 days",
             Self::NoBuckets => "`buckets` must be at least 1",
             Self::TooManyBuckets => "`buckets` must be at most 1,000",
             Self::UnevenBuckets => "the period in milliseconds must be a multiple of `buckets`",
@@ -133,6 +137,8 @@ impl RuleFault {
                     ReadableDuration(period)
                 )
             }
+            Self::NoPrefix => self.words().to_owned(),
+            Self::Period => format!("{}; it is {period:?}", self.words()),
             _ => format!("{}; it is {algorithm:?} over {}", self.words(), ReadableDuration(period)),
         }
     }

@@ -124,7 +124,7 @@ impl Rule {
     }
 
     const fn checked(mut self) -> Self {
-        let is_valid = !self.prefix.is_empty() && self.has_period() && self.limit_fault().is_none();
+        let is_valid = self.first_fault().is_none();
         self.options = self.options.with(RuleOptions::VALID, is_valid);
         self
     }
@@ -482,19 +482,17 @@ impl Rule {
 
     /// The reason why the rule is invalid. `None` if it is valid.
     pub(crate) fn fault(&self) -> Option<String> {
-        let (prefix, period) = (self.prefix, self.period());
         if !self.has_fault() {
             return None;
         }
-        if prefix.is_empty() {
-            return Some("its prefix is empty; give the counter a name".into());
+        self.first_fault().map(|fault| fault.explain(self.algorithm, self.period()))
+    }
+
+    pub(crate) const fn first_fault(&self) -> Option<RuleFault> {
+        if self.prefix.is_empty() {
+            return Some(RuleFault::NoPrefix);
         }
-        if !self.has_period() {
-            return Some(format!(
-                "its period is {period:?}; it must be a whole number of milliseconds, from 1 ms to 3,650 days"
-            ));
-        }
-        self.limit_fault().map(|fault| fault.explain(self.algorithm, period))
+        if !self.has_period() { Some(RuleFault::Period) } else { self.limit_fault() }
     }
 
     #[inline]
@@ -517,7 +515,7 @@ impl Rule {
     }
 
     /// Whether the period is valid.
-    pub(crate) const fn has_period(&self) -> bool {
+    const fn has_period(&self) -> bool {
         0 < self.period_ms && self.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns() == 0
     }
 }
