@@ -15,10 +15,7 @@ use super::{
     refusal::refusal,
     request::AcquireRequest,
 };
-use crate::{
-    observe::WaitTimer,
-    store::{Charge, StoreError},
-};
+use crate::store::{Charge, StoreError};
 
 impl Engine {
     /// Returns once no server of these counters is known to be away.
@@ -62,11 +59,13 @@ impl AcquireRequest {
     }
 
     /// Asks again whenever the store may decide, until it does. `error`: why it could not.
-    pub(super) async fn outlast(mut self, mut error: StoreError, mut max: Duration) -> AcquireResult {
-        let timer = WaitTimer::start(&self.rule());
+    pub(super) async fn outlast(self, error: StoreError, max: Duration) -> AcquireResult {
+        self.observed(|request| request.ask_until_decided(error, max)).await
+    }
+
+    async fn ask_until_decided(mut self, mut error: StoreError, mut max: Duration) -> AcquireResult {
         let resolution = loop {
             if self.wait_for_store(max).await.is_none() {
-                timer.stop(false);
                 return Err(refusal(&self.rule(), error));
             }
             self.apply_rules(false);
@@ -79,7 +78,6 @@ impl AcquireRequest {
                 resolution => break resolution,
             }
         };
-        timer.stop(matches!(resolution, Resolution::Admitted(..)));
         self.outage_wait = None; // a later outage has a wait of its own
         match self.act_on(resolution) {
             Ok(answer) => answer,

@@ -31,6 +31,8 @@ pub(crate) struct AcquireRequest {
     pub(super) rule_policy: Option<OnStoreError>,
     /// The wait of a call that outlasts failures of the store.
     pub(super) outage_wait: Option<OutageWait>,
+    /// Whether metrics and the log have the wait of this call.
+    pub(super) is_observed: bool,
 }
 
 /// One charge as a caller requests it.
@@ -273,6 +275,7 @@ impl AcquireRequest {
             rule_changes: None,
             rule_policy: None,
             outage_wait: None,
+            is_observed: false,
         }
     }
 

@@ -21,13 +21,30 @@ use crate::{Clock, Decision, RequestPerMinute, Rule, observe::WaitTimer, store::
 impl AcquireRequest {
     /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.
     pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireResult {
-        let rule = self.rule();
-        observed(&rule, self.wait_in_queues(charges, refused)).await
+        self.observed(|request| request.wait_in_queues(charges, refused)).await
     }
 
     /// Waits for the slot of an admitted call, see [`AcquireRequest::sleep_until`].
     pub(super) async fn wait_for_slot(self, run_at: Duration, permit: RefundOnDrop) -> AcquireResult {
-        observed(&self.rule(), self.sleep_until(run_at, permit)).await
+        self.observed(|request| async move { request.sleep_until(run_at, permit).await }).await
+    }
+
+    /// The wait in the metrics and the log: once for a call, which may wait for its store and then in
+    /// queues.
+    pub(super) async fn observed<F>(mut self, wait: impl FnOnce(Self) -> F) -> AcquireResult
+    where
+        F: Future<Output = AcquireResult>,
+    {
+        if self.is_observed {
+            return wait(self).await;
+        }
+        self.is_observed = true;
+        let rule = self.rule();
+        let timer = WaitTimer::start(&rule);
+        let span = tracing::debug_span!("wait_for_rate_limit", rule = rule.prefix());
+        let answer = wait(self).instrument(span).await;
+        timer.stop(answer.is_ok());
+        answer
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
@@ -72,8 +89,9 @@ impl AcquireRequest {
                 if early && let Some(guard) = engine.guard() {
                     guard.forget_denials(&charges); // the store may have changed since
                 }
-                // If the caller leaves here, a charge that was sent stays, what is settled later is
-                // refunded (abandon.rs), and `position` leaves the queues.
+                // If the caller leaves here, a charge that was sent stays, but for one that is settled later
+                // (abandon.rs), and one in several slots of a cluster (redis/multi_slot.rs), which are
+                // refunded. `position` leaves the queues.
                 match self.ask_in_turn(charges).await {
                     (Resolution::Admitted(permit, at), answer) => {
                         position.admitted(&answer); // from here on, its slot keeps the order
@@ -151,15 +169,6 @@ impl AcquireRequest {
             }
         }
     }
-}
-
-/// A wait, in the metrics and the log.
-async fn observed(rule: &Rule, wait: impl Future<Output = AcquireResult>) -> AcquireResult {
-    let timer = WaitTimer::start(rule);
-    let span = tracing::debug_span!("wait_for_rate_limit", rule = rule.prefix());
-    let answer = wait.instrument(span).await;
-    timer.stop(answer.is_ok());
-    answer
 }
 
 /// Waits for a change of the rules.

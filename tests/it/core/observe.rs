@@ -264,6 +264,35 @@ async fn every_kind_of_wait_is_observed() {
     assert!(ended.iter().all(|(_, line)| line.contains("waited=")), "{ended:?}");
 }
 
+/// A call that waits for its store, and then for its limit, has one wait.
+#[tokio::test]
+async fn a_call_that_waits_for_its_store_and_its_limit_is_observed_once() {
+    let recorder = Recorder::install();
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let limiter = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Wait { max: MINUTE });
+    let limiter = limiter.over(store.clone()).unwrap();
+    let rule = Rule::new("item", 1, MINUTE);
+    limiter.acquire(&rule, SECRET).await.unwrap();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    let call = tokio::spawn(limiter.acquire_within(&rule, SECRET, 10 * MINUTE));
+    settle().await;
+    assert_eq!(recorder.waits(), (1.0, 0));
+    let failed = store.calls();
+    store.fail(None);
+    eventually("it waits for its limit", async || store.calls() > failed).await;
+    settle().await;
+    assert_eq!(recorder.waits(), (0.0, 0));
+    clock.advance(MINUTE);
+    call.await.unwrap().unwrap();
+    assert_eq!(recorder.waits(), (-1.0, 1));
+    let ended = log.with("no longer waits");
+    assert!(matches!(&ended[..], [(_, line)] if line.contains("admitted=true")), "{ended:?}");
+}
+
 /// The number of decisions in a batch is a metric.
 #[tokio::test]
 async fn the_number_of_decisions_a_batch_is_a_metric() {
