@@ -166,7 +166,8 @@ use crate::kind::AttributeKind;
 /// The expression of `Return` can use the function's arguments and `.await`. The variable `refused`
 /// holds the `RequestPerMinute`. The value is returned for every refusal, also if a key is missing,
 /// or if the store failed and `on_store_error` does not admit the call. `refused.cause()` tells them
-/// apart. An invalid rule or a misconfigured server is still an `ERROR` in the log.
+/// apart. Beside a limit of the other kind (per time, or at once) without `Return`, the value is returned only
+/// for calls over its own limit. An invalid rule or a misconfigured server is still an `ERROR` in the log.
 ///
 /// # Algorithms
 ///

@@ -52,8 +52,8 @@
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken off once.
 //!   A higher limit applies from the next window on.
 //! - **After a refusal**, all processes pause within one round trip to the store. A refusal is 429, with or
-//!   without `Retry-After`, or 503 with `Retry-After`. The pause lasts for `Retry-After`, or else until the
-//!   announced reset, or else for a second. Then one call probes.
+//!   without `Retry-After`, or 503 with `Retry-After`. The pause lasts for `Retry-After`, or else, if no
+//!   call remains, until the announced reset, or else for a second. Then one call probes.
 //! - **[`Outgoing::longest_pause`]** bounds each pause that this process announces to the others, and the
 //!   length of a window. A pause of another process is obeyed as it is. So set the same time in all processes.
 //!

@@ -1,7 +1,7 @@
 //! One round trip with a server: commands out, replies in, and what it refused sent once more.
 //!
-//! Nothing is sent twice that may have run. Only a call under `OnStoreError::Wait` asks anew, see
-//! `engine/outlast.rs`.
+//! Nothing is sent twice here that may have run. Others send it again: calls under `OnStoreError::Wait`
+//! (`engine/outlast.rs`), settlements of holds (`engine/repeat.rs`) and renewals (`engine/renewals.rs`).
 
 use redis::{ServerErrorKind, Value};
 

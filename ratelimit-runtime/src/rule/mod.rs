@@ -261,7 +261,8 @@ impl Rule {
     ///   [`SlidingLog`](Algorithm::SlidingLog) keeps its charges and holds instead, and the ban lasts
     ///   exactly as long as given.
     /// - Of several rules of a call, those that refuse ban their own counters. The others charge
-    ///   nothing and ban nothing.
+    ///   nothing and ban nothing. If the counters are in several slots of a cluster, calls that are refused at
+    ///   the same time may each start the ban: it lasts from the latest of them.
     /// - No ban comes from [`Limiter::peek`](crate::Limiter::peek), from a cost that [never
     ///   fits](crate::Cause::NeverFits), or from a refusal because of amounts that running calls hold.
     /// - [`Limiter::unban`](crate::Limiter::unban) ends a ban. A process caches a ban for a second at
