@@ -145,7 +145,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// was over, or the charge that it became has expired.
     ///
     /// The limiter renews all due holds of a counter in one call: after every third of their lease,
-    /// and at least every 10 seconds. After an error it tries again after the same time.
+    /// and at least every 10 seconds. After an error it tries again after a third of the time for which
+    /// they are still held, but not before a deadline has passed.
     ///
     /// # Errors
     ///

@@ -80,6 +80,14 @@ impl<E: Renew> HeldCharge<E> {
     fn interval(&self) -> Duration {
         (self.lease() / 3).min(LONGEST_INTERVAL)
     }
+
+    /// The pause after a failed renewal: a third of the time for which it is still held, so that a lease
+    /// has room for several attempts, but at least a deadline of the store.
+    fn pause_after_failure(&self) -> Duration {
+        let until = Duration::from_micros(self.until_us.load(Ordering::Acquire));
+        let left = until.saturating_sub(self.engine.now());
+        if left.is_zero() { self.interval() } else { (left / 3).max(self.engine.deadline()).min(self.interval()) }
+    }
 }
 
 /// The holds of a limiter at its store, and when each is due for renewal.
@@ -210,8 +218,6 @@ impl<E: Renew> Renewals<E> {
         began_at: Instant,
         renewed: &Result<Vec<bool>, StoreError>,
     ) -> bool {
-        // After a failure, the store has a whole interval of rest.
-        let since = if renewed.is_ok() { began_at } else { Instant::now() };
         let mut timetable = self.lock();
         let mut is_any_held = false;
         for (at, held) in due.iter().enumerate() {
@@ -224,9 +230,9 @@ impl<E: Renew> Renewals<E> {
                 Ok(renewed) if !renewed[at] => held.until_us.store(0, Ordering::Release),
                 Ok(_) => {
                     held.extend_from(sent_at);
-                    timetable.schedule(held, since + held.interval());
+                    timetable.schedule(held, began_at + held.interval());
                 }
-                Err(_) => timetable.schedule(held, since + held.interval()),
+                Err(_) => timetable.schedule(held, Instant::now() + held.pause_after_failure()),
             }
         }
         let _ = self.wake(timetable); // the background runtime exists: this is it
