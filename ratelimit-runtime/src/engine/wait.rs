@@ -16,7 +16,7 @@ use super::{
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
-use crate::{Clock, Decision, RequestPerMinute, Rule, observe::WaitTimer, store::Charges};
+use crate::{Clock, Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
 
 impl AcquireRequest {
     /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.

@@ -490,10 +490,11 @@ impl Rule {
     }
 
     pub(crate) const fn first_fault(&self) -> Option<RuleFault> {
-        if self.prefix.is_empty() {
-            return Some(RuleFault::NoPrefix);
+        match () {
+            () if self.prefix.is_empty() => Some(RuleFault::NoPrefix),
+            () if !self.has_period() => Some(RuleFault::Period),
+            () => self.limit_fault(),
         }
-        if !self.has_period() { Some(RuleFault::Period) } else { self.limit_fault() }
     }
 
     #[inline]
