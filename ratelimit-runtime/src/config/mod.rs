@@ -92,13 +92,14 @@
 //! - **How the file is replaced** does not matter: it may be rewritten, renamed or linked to another file,
 //!   like a Kubernetes `ConfigMap`. It is read a few times a second.
 //! - **An invalid file** is ignored as a whole. The rules stay as they were, and the log has an `ERROR` with
-//!   the line. At the start, it is a [`SetupError`].
+//!   the mistake and its line. At the start, it is a [`SetupError`].
 //! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
 //!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
 //!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
 //!   fitted stay in effect, or else the code.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
-//!   warning with the prefixes that no call has used within a minute.
+//!   warning with the prefixes that no call has used within a minute. A misspelt key below `keys` is not
+//!   noticed: any key may come.
 //!
 //! # Environment
 //!

@@ -26,6 +26,9 @@ use crate::{
 /// Time limit of a command without a caller. After that, the charge stays.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// The pause between two attempts to refund.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// True if the counters lie in several slots.
 pub(super) fn is_multi_slot(nodes: &Nodes, charges: &[Charge]) -> bool {
     match nodes {
@@ -87,9 +90,20 @@ impl Drop for RefundUnlessKept {
     fn drop(&mut self) {
         if let Some(Request { charges, consume: true, outcome: Ok(true) }) = self.request.take() {
             let nodes = self.nodes.clone();
-            let _ = background::spawn(async move { timeout(GRACE, requests::refund(&nodes, &charges)).await.is_ok() });
+            let _ = background::spawn(async move { refund(&nodes, &charges).await });
         }
     }
+}
+
+/// Refunds charges, for [`GRACE`] at most. A refund that was not sent is tried again: the background
+/// runtime may still have to open a connection.
+async fn refund(nodes: &Nodes, charges: &[Charge]) {
+    let refunded = async {
+        while requests::refund(nodes, charges).await.is_err_and(|error| error.has_no_effect()) {
+            sleep(PAUSE).await;
+        }
+    };
+    let _ = timeout(GRACE, refunded).await;
 }
 
 /// The part of a request in one slot.
@@ -159,8 +173,7 @@ async fn charge_parts(
             continue;
         }
         // A refund that fails leaves the charge.
-        let refunds = charged.iter().map(|part| requests::refund(nodes, &part.request.charges));
-        let _ = timeout(GRACE, join_all(refunds)).await;
+        join_all(charged.iter().map(|part| refund(nodes, &part.request.charges))).await;
         if outcome == Ok(false) {
             // For the longest wait among all of them.
             let _ = timeout(GRACE, evaluate(nodes, charged.iter_mut().chain(rest))).await;

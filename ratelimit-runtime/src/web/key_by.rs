@@ -8,7 +8,7 @@ use std::{
     any::type_name,
     fmt,
     future::Future,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::{Arc, Once},
 };
@@ -40,7 +40,8 @@ use crate::{Key, RateKey};
 /// its result as the key; or put a limit by address in front of a limit by header.
 ///
 /// An IPv6 address counts by its first 64 bits, usually the network of one client. If your clients
-/// have larger networks, such as a /56 or a /48, use a shorter prefix with [`KeyBy::from_fn`].
+/// have larger networks, such as a /56 or a /48, use a shorter prefix with [`KeyBy::from_fn`]. An IPv4 address
+/// inside an IPv6 one (`::ffff:192.0.2.1`, `64:ff9b::192.0.2.1`) counts as the IPv4 address.
 ///
 /// ```
 /// use ratelimit_runtime::{Key, web::KeyBy};
@@ -350,14 +351,18 @@ fn checked(trusted: TrustedProxies) -> TrustedProxies {
     trusted
 }
 
-/// The key of an address in its canonical form: for IPv6, its first 64 bits.
+/// The key of an address in its canonical form: for IPv6, its first 64 bits. An IPv4 client that is
+/// translated for a server with IPv6 alone (`64:ff9b::192.0.2.1`, RFC 6052 and 7755) keeps its own key.
 fn ip_key(ip: IpAddr) -> Key {
     match ip {
         IpAddr::V4(ip) => Key::new(ip),
-        IpAddr::V6(ip) => {
-            let [a, b, c, d, ..] = ip.segments();
-            Key::new(format_args!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
-        }
+        IpAddr::V6(ip) => match ip.segments() {
+            [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
+                let [.., a, b, c, d] = ip.octets();
+                Key::new(Ipv4Addr::new(a, b, c, d))
+            }
+            [a, b, c, d, ..] => Key::new(format_args!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))),
+        },
     }
 }
 
@@ -390,6 +395,8 @@ mod tests {
         for (peer, key) in [
             ("192.0.2.1:80", "192.0.2.1"),
             ("[::ffff:192.0.2.1]:81", "192.0.2.1"),
+            ("[64:ff9b::192.0.2.1]:81", "192.0.2.1"),
+            ("[64:ff9b:0:0:1::192.0.2.1]:81", "64:ff9b::/64"),
             ("[2001:db8:1:2:3:4:5:6]:80", "2001:db8:1:2::/64"),
             ("[2001:db8:1:2:ffff::]:80", "2001:db8:1:2::/64"),
             ("[2001:db8:1:3::]:80", "2001:db8:1:3::/64"),

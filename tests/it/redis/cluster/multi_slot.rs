@@ -5,16 +5,17 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use ratelimit_harness::RedisCluster;
+use ratelimit_harness::{Mode, RedisCluster};
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key, permit_of_several};
 use ratelimit_runtime::conformance::Subject;
-use ratelimit_runtime::{Cause, Key, ManualClock, Rule};
+use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::{Timed, keys_apart, limiter_on, name};
 use crate::support::{
-    ALGORITHMS, BUCKET, By, FIXED, LOG, PATIENCE, SLIDING, eventually, exceeded, fresh_key, hourly, in_memory,
-    is_admitted,
+    ALGORITHMS, BUCKET, By, FIXED, LOG, MS, PATIENCE, SECOND, SLIDING, eventually, exceeded, fresh_key, hourly,
+    in_memory, is_admitted,
 };
 
 /// Call by call, decisions over several slots equal those of the memory store.
@@ -153,6 +154,30 @@ async fn leave_between_two_slots(settles: bool) {
         settled
     })
     .await;
+}
+
+/// The refund is the first request of the background runtime, whose connection takes longer to open than a deadline.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_refund_waits_until_its_connection_is_open() {
+    let cluster = RedisCluster::builder().replicas(0).proxied().start();
+    let limiter = Limiter::builder(cluster.url()).on_store_error(OnStoreError::Deny).build().await.unwrap();
+    let keys = keys_apart(&cluster, 2);
+    let rule = hourly(10, FIXED);
+    for key in &keys {
+        limiter.peek(&rule, key).await.unwrap();
+    }
+    // A round trip of 80 ms: the call is late at its second one, and the connection after 160 ms.
+    (0..3).for_each(|node| cluster.proxy(node).set(Mode::Delay(40 * MS)));
+    let refused = limiter.acquire_all(&[(&rule, Key::new(&keys[0]), 1), (&rule, Key::new(&keys[1]), 1)]).await;
+    assert_eq!(refused.unwrap_err().cause(), Cause::Unavailable);
+    sleep(2 * SECOND).await;
+    (0..3).for_each(|node| cluster.proxy(node).set(Mode::Pass));
+    for key in &keys {
+        eventually("it is refunded", || async {
+            limiter.peek(&rule, key).await.is_ok_and(|decision| decision.remaining() == 10)
+        })
+        .await;
+    }
 }
 
 /// The refused call takes no room, not even for a moment.
