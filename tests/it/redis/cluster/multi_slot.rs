@@ -160,7 +160,7 @@ async fn leave_between_two_slots(settles: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_refund_waits_until_its_connection_is_open() {
     let cluster = RedisCluster::builder().replicas(0).proxied().start();
-    let limiter = Limiter::builder(cluster.url()).on_store_error(OnStoreError::Deny).build().await.unwrap();
+    let limiter = Limiter::builder(&cluster.url()).on_store_error(OnStoreError::Deny).build().await.unwrap();
     let keys = keys_apart(&cluster, 2);
     let rule = hourly(10, FIXED);
     for key in &keys {
