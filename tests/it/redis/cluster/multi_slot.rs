@@ -168,7 +168,7 @@ async fn a_first_refund_waits_until_its_connection_is_open() {
     }
     // A round trip of 80 ms: the call is late at its second one, and the connection after 160 ms.
     (0..3).for_each(|node| cluster.proxy(node).set(Mode::Delay(40 * MS)));
-    let refused = limiter.acquire_all(&[(&rule, Key::new(&keys[0]), 1), (&rule, Key::new(&keys[1]), 1)]).await;
+    let refused = limiter.acquire_all(&[(&rule, Key::new(keys[0]), 1), (&rule, Key::new(keys[1]), 1)]).await;
     assert_eq!(refused.unwrap_err().cause(), Cause::Unavailable);
     sleep(2 * SECOND).await;
     (0..3).for_each(|node| cluster.proxy(node).set(Mode::Pass));
