@@ -381,8 +381,7 @@ async fn an_algorithm_that_does_not_fit_the_call_changes_nothing() {
 /// Also if the rule is only in the file: its earlier settings stay, and the log has one error.
 #[tokio::test]
 async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     let file = File::new("[rules.item]\ncount = 3\nunit = \"Minutes\"");
     let rules = Rules::watch(&file.path).unwrap();
     let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
@@ -421,8 +420,7 @@ async fn a_prefix_that_no_rule_has_is_an_error_if_the_rules_are_known() {
 /// Keys count as uses of their rule.
 #[tokio::test(start_paused = true)]
 async fn the_log_names_prefixes_that_no_call_has_used_for_a_minute() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     let text = "[rules.item.keys.alice]\ncount = 5\n[rules.ordr]\ncount = 5";
     let limiter = with(text).await;
     let warnings = || log.with("no call has used");

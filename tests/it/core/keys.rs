@@ -351,8 +351,7 @@ async fn a_refusal_names_its_key_if_the_limiter_is_built_so() {
     let server = RedisServer::start();
     for url in ["memory://", &server.url()] {
         for names in [false, true] {
-            let log = Log::default();
-            let _guard = tracing::subscriber::set_default(log.clone());
+            let (log, _guard) = Log::install();
             let builder = Limiter::builder(url).deadline(PATIENCE).keys_in_refusals(names);
             let limiter = builder.build().await.unwrap();
             let (rule, other) = (hourly(1, FIXED), Rule::new("other", 5, Duration::from_secs(3600)));

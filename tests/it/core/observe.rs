@@ -125,8 +125,7 @@ async fn each_decision_is_counted_once_by_rule_and_outcome() {
 
 #[tokio::test]
 async fn refusals_are_logged_without_keys() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     let rule = Rule::new("item", 1, MINUTE);
     let limiter = Limiter::in_memory();
     limiter.acquire(&rule, SECRET).await.unwrap();
@@ -214,9 +213,7 @@ async fn a_waiting_call_is_counted_once_when_it_ends() {
 #[tokio::test]
 async fn a_waiting_call_is_in_a_gauge_a_histogram_and_a_span() {
     let recorder = Recorder::install();
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
-    tracing::callsite::rebuild_interest_cache();
+    let (log, _guard) = Log::install();
     let clock = ManualClock::new();
     let limiter = Limiter::builder("memory://").clock(clock.clone()).build().await.unwrap();
     let rule = Rule::new("item", 1, MINUTE);
@@ -240,9 +237,7 @@ async fn a_waiting_call_is_in_a_gauge_a_histogram_and_a_span() {
 #[tokio::test]
 async fn every_kind_of_wait_is_observed() {
     let recorder = Recorder::install();
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
-    tracing::callsite::rebuild_interest_cache();
+    let (log, _guard) = Log::install();
     let clock = ManualClock::new();
     let store = PlainStore::new(&clock);
     let away = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Wait { max: MINUTE });
@@ -268,9 +263,7 @@ async fn every_kind_of_wait_is_observed() {
 #[tokio::test]
 async fn a_call_that_waits_for_its_store_and_its_limit_is_observed_once() {
     let recorder = Recorder::install();
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
-    tracing::callsite::rebuild_interest_cache();
+    let (log, _guard) = Log::install();
     let clock = ManualClock::new();
     let store = PlainStore::new(&clock);
     let limiter = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Wait { max: MINUTE });
@@ -334,9 +327,7 @@ async fn a_shadow_rule_is_counted_beside_a_rule_that_refuses() {
 
 #[tokio::test]
 async fn a_full_memory_store_is_in_the_log() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
-    tracing::callsite::rebuild_interest_cache();
+    let (log, _guard) = Log::install();
     let rule = Rule::new("item", 1, MINUTE);
     for (overflow_bytes, words) in [(0, "no room for new keys"), (1 << 16, "new keys in its overflow")] {
         let limiter = Limiter::builder("memory://").max_keys(1).overflow_bytes(overflow_bytes).build().await.unwrap();
@@ -351,9 +342,7 @@ async fn a_full_memory_store_is_in_the_log() {
 /// A rule that refuses often does not keep another one out of the log.
 #[tokio::test]
 async fn each_shadow_rule_has_its_own_line_in_the_log() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
-    tracing::callsite::rebuild_interest_cache();
+    let (log, _guard) = Log::install();
     let limiter = Limiter::in_memory();
     for prefix in ["tried first", "tried second", "tried third"] {
         let rule = Rule::new(prefix, 1, MINUTE).with_shadow(true);

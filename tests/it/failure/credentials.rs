@@ -24,8 +24,7 @@ async fn follow_the_policy(
     rotate: impl Fn(&RedisServer),
     put_back: impl Fn(&RedisServer),
 ) {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     for policy in POLICIES {
         let before = log.with("no longer accepts").len();
         let limiter = limiter(url, policy).await;

@@ -20,8 +20,7 @@ fn is_degraded(limiter: &Limiter) -> bool {
 /// An outage has two log lines, whatever happens in it. Health shows it without any call.
 #[tokio::test]
 async fn an_outage_is_logged_once_when_it_begins_and_once_when_it_ends() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     let mut server = RedisServer::builder().password("swordfish").start();
     let limiter = limiter(&server.url(), OnStoreError::Deny).await;
     assert_eq!(limiter.health(), Health::Available);
@@ -56,8 +55,7 @@ async fn an_outage_is_logged_once_when_it_begins_and_once_when_it_ends() {
 /// Prefetched quota is spent without the server, by callers who wait and by others.
 #[tokio::test]
 async fn prefetched_quota_does_not_end_an_outage_in_the_log() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     let mut server = RedisServer::start();
     let limiter = limiter(&server.url(), OnStoreError::Deny).await;
     let rule = hourly(1000, FIXED).with_prefetch(100);
@@ -114,8 +112,7 @@ fn health_is_that_of_the_runtime_that_reads_it() {
 #[tokio::test]
 async fn health_of_a_full_memory_store_is_available() {
     let limiter = Limiter::builder("memory://").max_keys(1).build().await.unwrap();
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     limiter.acquire(&hourly(1, FIXED), 1).await.unwrap();
     assert_eq!(log.with("max_keys").len(), 0);
     // At most once a second in this process.
@@ -135,8 +132,7 @@ async fn a_server_that_evicts_keys_is_warned_about_once() {
         ("0", "allkeys-lru", "+@all", 0),
         ("100mb", "volatile-ttl", "+@all -info", 0),
     ] {
-        let log = Log::default();
-        let _guard = tracing::subscriber::set_default(log.clone());
+        let (log, _guard) = Log::install();
         let server = RedisServer::builder().arg("--maxmemory", memory).arg("--maxmemory-policy", policy).start();
         ask::<()>(&server, &format!("ACL SETUSER limiter on >swordfish ~* {rights}"));
         let url = format!("redis://limiter:swordfish@127.0.0.1:{}/", server.port());

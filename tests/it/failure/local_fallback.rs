@@ -180,8 +180,7 @@ async fn the_local_fallback_admits_the_share_of_this_process() {
 /// The first lines of the README log no warning, until a process really counts alone.
 #[tokio::test]
 async fn an_unknown_number_of_processes_is_one_warning_once_it_matters() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     let mut server = RedisServer::start();
     let limiter = Limiter::connect(&server.url()).await.unwrap();
     limiter.acquire(&hourly(10, FIXED), 1).await.unwrap();

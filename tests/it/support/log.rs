@@ -4,6 +4,7 @@ use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
+use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// The log lines of this thread, as long as the subscriber is installed.
@@ -11,6 +12,15 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 pub(crate) struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 
 impl Log {
+    /// The log of this thread, until the guard is dropped.
+    pub(crate) fn install() -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let guard = tracing::subscriber::set_default(log.clone());
+        // Another test may have come past a call site when no subscriber was interested.
+        tracing::callsite::rebuild_interest_cache();
+        (log, guard)
+    }
+
     pub(crate) fn lines(&self) -> Vec<(Level, String)> {
         self.0.lock().unwrap().clone()
     }

@@ -78,8 +78,7 @@ async fn the_peer_address_of_axum_is_a_key() {
 /// Every request is refused then, so the log says why: once, and not for each request.
 #[tokio::test]
 async fn a_missing_peer_address_is_one_warning() {
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Log::install();
     let by_peer = KeyBy::peer_ip(|peer: &ConnectInfo<SocketAddr>| peer.0.ip());
     let layer = RateLimitLayer::new([Limit::new(per_minute(2)).key(by_peer)]).limiter(Limiter::in_memory());
     for router in [behind(layer.clone()), behind(layer)] {

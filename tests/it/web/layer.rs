@@ -351,9 +351,7 @@ async fn a_place_is_held_until_an_upgraded_connection_is_closed() {
 /// The log warns about a service that ignores its place.
 #[tokio::test]
 async fn an_upgrade_that_does_not_take_its_place_is_logged() {
-    let log = crate::support::log::Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
-    tracing::callsite::rebuild_interest_cache();
+    let (log, _guard) = crate::support::log::Log::install();
     let upgrade = service_fn(async |_: http::Request<()>| {
         Ok::<_, Infallible>(http::Response::builder().status(101).body(Body::empty()).unwrap())
     });
