@@ -157,11 +157,11 @@ async fn errors_about_a_url_do_not_show_its_password() {
 #[tokio::test]
 async fn an_http_server_is_not_taken_for_redis() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, axum::Router::new()).await });
-    let error = Limiter::connect(&url).await.unwrap_err().to_string();
-    assert!(error.contains("this looks like an HTTP server, not Redis"), "{error}");
-    assert!(!error.contains("84"), "{error}");
+    let error = Limiter::connect(&format!("redis://{address}")).await.unwrap_err().to_string();
+    // Nothing of the client's own message: "got 84 (T)" names the byte that an answer of HTTP begins with.
+    assert_eq!(error, format!("{address}: this looks like an HTTP server, not Redis: check host and port in the URL"));
 }
 
 #[tokio::test]
