@@ -96,7 +96,9 @@ impl<'a> Packet<'a> {
             }
             _ => false,
         };
-        sorted.chunk_by(fit_one_script).map(Packet::of).collect()
+        let mut packets = Vec::with_capacity(sorted.len());
+        packets.extend(sorted.chunk_by(fit_one_script).map(Packet::of));
+        packets
     }
 
     /// Packet for entries that one script can decide.

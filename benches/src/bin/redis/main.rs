@@ -30,7 +30,8 @@
 //! Allocations are counted while the clock runs, which costs about a nanosecond for each.
 //!
 //! `--once CALLS CONTENDER CALLERS KEYS` makes only these calls of one contender, on a runtime of
-//! one thread, for `valgrind --tool=callgrind`: the difference between two runs is instructions.
+//! one thread, for a profiler; with `valgrind --tool=callgrind`, the difference between two runs is
+//! instructions. `--once-in-cluster` makes them on a cluster of three.
 
 mod contenders;
 mod picture;
@@ -92,7 +93,14 @@ fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["--once", calls, kind, callers, keys] => once(number(calls), kind_named(kind), number(callers), number(keys)),
+        [once @ ("--once" | "--once-in-cluster"), calls, kind, callers, keys] => {
+            let place = match once {
+                "--once" => Place::Single(RedisServer::start()),
+                _ => Place::Cluster(RedisCluster::builder().replicas(0).start()),
+            };
+            let load = Load { callers: number(callers), calls: number(calls), keys: number(keys), first_key: 0 };
+            run_once(kind_named(kind), &place, load);
+        }
         ["--process", url, kind, count, calls] => {
             process(url.to_owned(), kind_named(kind), number(count), number(calls));
         }
@@ -670,12 +678,11 @@ fn an_hour(count: u64) -> Rule {
     Rule::new("item", count, HOUR)
 }
 
-fn once(calls: u64, kind: Kind, callers: u64, keys: u64) {
+fn run_once(kind: Kind, place: &Place, load: Load) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let place = Place::Single(RedisServer::start());
-    let contender = runtime.block_on(Contender::new(kind, &place, an_hour(PLENTY)));
-    let lap = run(&runtime, &contender, Load { callers, calls, keys, first_key: 0 });
-    println!("{} of {calls} admitted in {:?}", lap.admitted, lap.time);
+    let contender = runtime.block_on(Contender::new(kind, place, an_hour(PLENTY)));
+    let lap = run(&runtime, &contender, load);
+    println!("{} of {} admitted in {:?}", lap.admitted, load.calls, lap.time);
 }
 
 /// Processor time of this process so far.

@@ -181,7 +181,8 @@ impl BatchQueue {
             if taken.is_empty() && self.end_round_trip() {
                 return None;
             }
-            let entries: Vec<_> = taken.into_iter().filter_map(BatchEntry::into_sent).collect();
+            let mut entries = Vec::with_capacity(taken.len());
+            entries.extend(taken.into_iter().filter_map(BatchEntry::into_sent));
             if !entries.is_empty() {
                 let callers = entries.iter().map(SentEntry::callers).sum();
                 self.last_callers.store(callers, Ordering::Relaxed);
