@@ -1,6 +1,6 @@
 //! Recognizes functions that return a future, such as those that `#[async_trait]` generates.
 
-use proc_macro2::{Ident, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::ext::IdentExt as _;
 use syn::{
@@ -56,6 +56,66 @@ fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
         Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => future_of(&mut call.receiver),
         _ => None,
     }
+}
+
+/// The first `return` of a body that comes before its async block at the end, the [`tail`] of `statements`.
+pub(crate) fn early_return(body: &TokenStream, statements: &[Stmt]) -> Option<Span> {
+    // The text is searched first: it takes one request to the compiler, the tokens one each.
+    if !body.to_string().contains("return") {
+        return None;
+    }
+    let mut returns = Vec::new();
+    find_returns(body.clone(), &mut returns);
+    (returns.len() > returns_of_tail(statements)).then(|| returns[0])
+}
+
+/// Number of `return`s that the tail stands behind: one in `return Box::pin(async { .. })`.
+fn returns_of_tail(statements: &[Stmt]) -> usize {
+    match statements.last() {
+        Some(Stmt::Expr(Expr::Return(_), _)) => 1,
+        Some(Stmt::Expr(Expr::Block(block), None)) => returns_of_tail(&block.block.stmts),
+        _ => 0,
+    }
+}
+
+/// Adds each `return`, but for those of closures, functions and async blocks inside.
+fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
+    // Words that an expression may follow.
+    const BEFORE_EXPRESSION: [&str; 9] = ["break", "else", "if", "in", "match", "move", "return", "static", "while"];
+    let mut tokens = tokens.into_iter();
+    let mut begins = true; // an expression may begin here
+    while let Some(token) = tokens.next() {
+        begins = match &token {
+            TokenTree::Ident(word) if word == "async" || word == "fn" => {
+                let is_end = |token: &TokenTree| is_braced(token) || is_punct(token, ";");
+                tokens.find(is_end);
+                true
+            }
+            TokenTree::Ident(word) => {
+                found.extend((word == "return").then(|| word.span()));
+                BEFORE_EXPRESSION.iter().any(|before| word == before)
+            }
+            TokenTree::Punct(_) if begins && is_punct(&token, "|") => {
+                tokens.find(|token| is_punct(token, "|"));
+                tokens.find(|token| is_braced(token) || is_punct(token, ",;"));
+                true
+            }
+            TokenTree::Punct(punct) => !matches!(punct.as_char(), '.' | '?'),
+            TokenTree::Group(group) => {
+                find_returns(group.stream(), found);
+                is_braced(&token)
+            }
+            TokenTree::Literal(_) => false,
+        };
+    }
+}
+
+fn is_braced(token: &TokenTree) -> bool {
+    matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
+}
+
+fn is_punct(token: &TokenTree, any_of: &str) -> bool {
+    matches!(token, TokenTree::Punct(punct) if any_of.contains(punct.as_char()))
 }
 
 /// The output type of a future in a signature.

@@ -9,7 +9,7 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{FutureOutput, bind, output_of_future, tail};
+use crate::future::{FutureOutput, bind, early_return, output_of_future, tail};
 use crate::kind::AttributeKind;
 use crate::tokens::{block, ends, text};
 
@@ -214,6 +214,10 @@ impl Function {
             return Ok(InsertionPoint::Start);
         }
         if let Some(block) = self.ends_in_block() {
+            if let Some(returned) = early_return(&body.tokens, &block) {
+                let message = "this `return` is before the limit, which is in the async block at the end: return from inside that block";
+                return fail(returned, message);
+            }
             return Ok(InsertionPoint::Block(block));
         }
         if self.output_of_future().is_some() {

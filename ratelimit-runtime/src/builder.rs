@@ -225,8 +225,8 @@ impl Builder {
     /// Memory for the calls of new keys while the memory store is [full](Builder::max_keys), in bytes for
     /// each period, of up to four periods. The default is 0: such calls are refused.
     ///
-    /// Rules with [`FixedWindow`](crate::Algorithm::FixedWindow) and a count of up to 1,048,575 count new
-    /// keys there. Keys share cells, so an attacker's calls may use up the limit of an honest key. A call is
+    /// Rules with [`FixedWindow`](crate::Algorithm::FixedWindow) count new keys there, up to 1,048,575 in a
+    /// period. Keys share cells, so an attacker's calls may use up the limit of an honest key. A call is
     /// refused too often, never admitted too often:
     ///
     /// - The more calls an attacker makes with such keys, the more honest calls are refused. With 64 MiB, 10

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, fmt, future::Future, time::Duration};
 
 use crate::{
-    Cause, Decision, Health, Key, Permit, RateKey, RequestPerMinute, Rule,
+    Cause, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     engine::{
         acquire::Acquire,
         core::{Engine, EngineRef},
@@ -11,6 +11,7 @@ use crate::{
         refusal,
         request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
     },
+    rule::call_kind::CallKind,
     store::{Batch, Charge, Reply, Request, Store, StoreError},
 };
 
@@ -372,7 +373,7 @@ impl Limiter {
         async move {
             let engine = self.engine();
             let rules = || engine.settings().rules_now();
-            let rule = &rules().applied(rule, &key, false, false).map_or(*rule, Cow::into_owned);
+            let rule = &rules().applied(rule, &key, CallKind::default()).map_or(*rule, Cow::into_owned);
             let charge = engine.charge(rule, &key, rule.limit().min(1))?; // with a count of 0, a cost of 1 would have no wait to report
             let Some(store) = engine.store() else {
                 return Ok(charge.decision);
@@ -534,7 +535,7 @@ impl Limiter {
     ) -> Result<(), RequestPerMinute> {
         let engine = self.engine();
         let rules = || engine.settings().rules_now();
-        let rule = &rules().applied(rule, key, false, false).map_or(*rule, Cow::into_owned);
+        let rule = &rules().applied(rule, key, CallKind::default()).map_or(*rule, Cow::into_owned);
         let charge = engine.charge(rule, key, 0)?;
         let Some(store) = engine.store() else {
             return Ok(());
@@ -627,8 +628,15 @@ impl Limiter {
         most: u64,
         options: AcquireOptions,
     ) -> Result<(u64, Permit), RequestPerMinute> {
-        let rules = || self.engine().settings().rules_now();
-        let limit = rules().applied(rule, &key, false, false).map_or(u64::MAX, |rule| rule.limit());
+        let (limit, share, is_local) = {
+            let settings = self.engine().settings();
+            let rules = settings.rules_now();
+            let instances = settings.instances.map_or(1, |instances| instances.get().into());
+            let policy = rules.on_store_error(rule.prefix()).or(options.on_store_error());
+            let numbers = |rule: Cow<'_, Rule>| (rule.limit(), rule.divided_among(instances).limit().max(1));
+            let (limit, share) = rules.applied(rule, &key, CallKind::default()).map_or((u64::MAX, u64::MAX), numbers);
+            (limit, share, matches!(policy.unwrap_or(settings.on_store_error), OnStoreError::Local))
+        };
         let mut cost = most.min(limit.max(1));
         loop {
             let request_key = RequestKey::Some(key.clone());
@@ -638,6 +646,8 @@ impl Limiter {
                     // Less each time, so it ends: each further round trip is due to another call's charge.
                     cost = refused.remaining().min(cost - 1).max(1);
                 }
+                // While the store is away, this process grants no more than its share.
+                Err(refused) if is_local && cost > share && refused.cause() == Cause::Unavailable => cost = share,
                 Err(refused) => return Err(refused),
             }
         }

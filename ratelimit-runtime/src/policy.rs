@@ -81,8 +81,8 @@ pub enum OnStoreError {
 /// The treatment of calls without a key: the key is an `Option` that is `None`, or `web::KeyBy`
 /// finds none in a request.
 ///
-/// A request with an ambiguous key, such as a key header that occurs twice, is refused whatever the
-/// policy.
+/// A request with an ambiguous key, such as a key header that occurs twice, is treated as by
+/// [`OnMissingKey::Deny`], whatever the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnMissingKey {

@@ -395,6 +395,12 @@ impl Charge {
         u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// The caller may wait for this counter. If not, a refusal by it is final, though the caller may wait for
+    /// other counters of the call.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.longest_wait.is_zero()
+    }
+
     /// A later settlement decides how much of the charge stays.
     pub(crate) fn is_settled_later(&self) -> bool {
         self.hold.is_some() || self.settles

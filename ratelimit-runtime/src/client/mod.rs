@@ -84,8 +84,10 @@
 //! - **A call is cancelled**: it counts as sent, as the upstream may have counted it.
 //! - **A probe gets no response**, or its caller leaves: the next call probes after 10 seconds at most. Give
 //!   your client a timeout.
-//! - **A wait takes too long**: the call fails after [`Outgoing::longest_wait`], and was not sent. So it does
-//!   if the limiter is [closed](crate::Limiter::close).
+//! - **A wait takes too long**: the call fails after [`Outgoing::longest_wait`], or at once if it is known to
+//!   take longer. It was not sent. A call also fails if the limiter is [closed](crate::Limiter::close).
+//! - **A waiting call is not polled**, as in a `buffered` stream whose loop awaits another call: the other calls
+//!   of its upstream wait for it. Run calls in tasks, or poll all of them.
 //! - **An upstream fails**, with 500 and above and without fields: calls are sent one after the other. The
 //!   same is done if it has announced limits in the last minute, and now sends none: the response may be a page
 //!   of a proxy.

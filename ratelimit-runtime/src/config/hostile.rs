@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use super::{call_kind::CallKind, parse::RulesText, table::OverrideTable};
+use super::{parse::RulesText, table::OverrideTable};
 use crate::{
     Rule,
     hostile::{mutated, try_all},
+    rule::call_kind::CallKind,
 };
 
 const SEEDS: &[&str] = &[

@@ -68,7 +68,7 @@
 //! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
 //! | `queue` | required | option of `LeakyBucket` |
 //! | `shadow` | `true` or `false` | see [`Rule::with_shadow`]; with `true`, the ban of the code does not apply |
-//! | `ban` | a time such as `"10m"`, or `"0s"` for none | see [`Rule::with_ban`] |
+//! | `ban` | a time such as `"10m"`, or `"0s"` for none | see [`Rule::with_ban`]; calls that wait for the limit ignore it |
 //! | `on_store_error` | `"Local"`, `"Allow"`, `"Deny"`, or see below | [`OnStoreError`](crate::OnStoreError) |
 //! | `keys` | a table with an entry per key | the same settings for single keys, except `on_store_error` |
 //!
@@ -93,9 +93,9 @@
 //!   like a Kubernetes `ConfigMap`. It is read a few times a second.
 //! - **An invalid file** is ignored as a whole. The rules stay as they were, and the log has an `ERROR` with
 //!   the mistake and its line. At the start, it is a [`SetupError`].
-//! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
-//!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
-//!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
+//! - **Settings that do not fit the rule in the code** are ignored for this rule only. Examples are
+//!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, a `LeakyBucket` for
+//!   one of several rules of a call, and a ban for a call that waits for its limit. The log has one `ERROR` that says what to change. The last settings that
 //!   fitted stay in effect, or else the code.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
 //!   warning with the prefixes that no call has used within a minute. A misspelt key below `keys` is not
@@ -107,7 +107,6 @@
 //! `RATELIMIT_RULES='item.count = 50'`. [`Rules::watch`] and [`Rules::watch_beside`] read it once, and
 //! [`Rules::parse`] does not.
 
-mod call_kind;
 mod current;
 #[cfg(all(test, not(model_check)))]
 mod hostile;
@@ -129,7 +128,7 @@ use arc_swap::Guard;
 use tokio::sync::watch::Receiver;
 
 use self::current::Current;
-pub(crate) use self::{call_kind::CallKind, table::OverrideTable};
+pub(crate) use self::table::OverrideTable;
 use crate::{Rule, SetupError};
 
 /// The rules of a file or a text. A cheap handle: clones change together.

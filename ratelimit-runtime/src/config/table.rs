@@ -6,7 +6,7 @@ use std::{
     iter,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -15,11 +15,10 @@ use foldhash::fast::FixedState;
 use tokio::time::Instant;
 
 use super::{
-    call_kind::CallKind,
     parse::{RuleEntry, RulesText},
     rule_override::RuleOverride,
 };
-use crate::{Key, OnStoreError, Rule, SetupError};
+use crate::{Key, OnStoreError, Rule, SetupError, algorithm::position, rule::call_kind::CallKind};
 
 /// How long calls have to use a prefix, from the first call on.
 const TRIAL: Duration = Duration::from_secs(60);
@@ -142,9 +141,8 @@ impl OverrideTable {
 #[derive(Debug, Default)]
 pub(super) struct OverrideVersion {
     pub(super) settings: RuleOverride,
-    /// The kinds of calls that the settings fit, as far as tried. One bit each, see
-    /// [`CallKind::bit_with`].
-    fits: AtomicU32,
+    /// The kinds of calls that the settings fit, as far as tried: one bit each, see [`bit_of`].
+    fits: AtomicU64,
     /// The log has an error about these settings.
     is_reported: AtomicBool,
     first: OnceLock<AppliedRule>,
@@ -232,10 +230,16 @@ impl OverrideVersion {
 
     /// Applies the settings to a rule, and records that they fit `code`.
     fn use_for(&self, rule: &Rule, code: &Rule, kind: CallKind) -> Option<Rule> {
-        let bit = kind.bit_with(code);
+        let bit = bit_of(code, kind);
         if self.fits.load(Ordering::Relaxed) & bit == 0 {
             self.fits.fetch_or(bit, Ordering::Relaxed);
         }
         (self.settings.enabled != Some(false)).then(|| self.settings.apply(rule))
     }
+}
+
+/// One bit for each kind of call that settings may or may not fit, including the algorithm in the code.
+/// There is room for 8 algorithms.
+fn bit_of(code: &Rule, kind: CallKind) -> u64 {
+    1 << (8 * position(code.algorithm()) + kind.number())
 }

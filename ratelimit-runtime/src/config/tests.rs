@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{call_kind::CallKind, parse::RulesText, table::OverrideTable};
-use crate::{Algorithm, Refill, Rule};
+use super::{parse::RulesText, table::OverrideTable};
+use crate::{Algorithm, Refill, Rule, rule::call_kind::CallKind};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -23,6 +23,7 @@ use crate::{
     RequestPerMinute, Rule,
     backend::{Attempt, Backend as _, CounterReceipt, Query, Undecided, Waiter},
     background, observe,
+    rule::call_kind::CallKind,
 };
 
 /// A call that is decided when it is awaited.
@@ -165,7 +166,7 @@ impl Acquire {
         let applied = match &self.state {
             AcquireState::Attempt(Some(engine), key) => key.counter_key().and_then(|key| {
                 let rules = engine.settings().rules_now();
-                rules.applied(&rule, key, false, false).map(|applied| *applied)
+                rules.applied(&rule, key, CallKind::default()).map(|applied| *applied)
             }),
             _ => None,
         };

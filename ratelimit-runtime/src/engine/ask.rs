@@ -6,8 +6,9 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     abandon::{self, AbandonOnDrop},
-    outcome::{Resolution, ShadowRejection},
+    outcome::Resolution,
     permit::{Permit, uncounted_decision},
+    queue::StoreAnswer,
     refusal::refusal,
     request::AcquireRequest,
 };
@@ -36,10 +37,15 @@ impl Drop for RefundOnDrop {
 }
 
 impl AcquireRequest {
-    /// Sends a request to the store, after the settlements of its counters. Returns the time it was
-    /// sent and the answer.
-    pub(super) async fn query_store(&self, charges: Charges, consume: bool) -> (Duration, Result<Batch, StoreError>) {
-        let (began, mut left) = (Instant::now(), self.engine.settings().deadline);
+    /// Sends a request to the store, after the settlements of its counters, for the time that is `left`.
+    /// Returns the time it was sent and the answer.
+    pub(super) async fn query_store(
+        &self,
+        charges: Charges,
+        consume: bool,
+        mut left: Duration,
+    ) -> (Duration, Result<Batch, StoreError>) {
+        let began = Instant::now();
         if let Some(settlements) = self.engine.settlements().for_charges(&charges) {
             let _ = timeout(left / 2, settlements.done()).await; // the rest is for the request
             left = left.saturating_sub(began.elapsed());
@@ -57,24 +63,35 @@ impl AcquireRequest {
         pending.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }
 
-    /// Asks the store, and again without the shadow rules that have refused.
-    pub(super) async fn ask(&self, charges: Charges, consume: bool) -> Resolution {
-        if self.engine.store().is_none() {
-            return Resolution::Admitted(Permit::free(uncounted_decision(&charges)), None);
-        }
-        let (sent_at, batch) = self.query_store(charges, consume).await;
-        match self.resolve(batch, consume, sent_at) {
-            Ok(resolution) => resolution,
-            Err(rejection) => self.ask_without_shadowed(rejection, consume).await,
-        }
+    /// The time that is left for the decision on a request that was sent then.
+    pub(super) fn left_since(&self, sent_at: Duration) -> Duration {
+        self.engine.settings().deadline.saturating_sub(self.clock().now().saturating_sub(sent_at))
     }
 
-    /// Sends the request again, without the shadow rules that have refused.
-    pub(super) async fn ask_without_shadowed(&self, rejection: Box<ShadowRejection>, consume: bool) -> Resolution {
-        let ShadowRejection { decision, rest } = *rejection;
-        if rest.is_empty() {
-            return Resolution::Admitted(Permit::free(decision), None);
+    /// Asks the store, and again without the shadow rules that have refused, within one deadline.
+    pub(super) async fn ask(&self, charges: Charges, consume: bool) -> Resolution {
+        self.ask_in_turn(charges, consume).await.0
+    }
+
+    /// Like [`AcquireRequest::ask`]. Also returns the numbers of the counters, if the store decided.
+    pub(super) async fn ask_in_turn(&self, mut charges: Charges, consume: bool) -> (Resolution, StoreAnswer) {
+        if self.engine.store().is_none() {
+            let free = Permit::free(uncounted_decision(&charges));
+            return (Resolution::Admitted(free, None), StoreAnswer::default());
         }
-        Box::pin(self.ask(rest, consume)).await
+        let mut left = self.engine.settings().deadline;
+        loop {
+            let (sent_at, batch) = self.query_store(charges, consume, left).await;
+            let decided = batch.as_ref().ok().and_then(|batch| batch.first()).filter(|request| request.outcome.is_ok());
+            let answer = decided.map(|request| StoreAnswer::of(&request.charges, sent_at)).unwrap_or_default();
+            match self.resolve(batch, consume, sent_at) {
+                Ok(resolution) => return (resolution, answer),
+                Err(rejection) if rejection.rest.is_empty() => {
+                    return (Resolution::Admitted(Permit::free(rejection.decision), None), answer);
+                }
+                Err(rejection) => charges = rejection.rest,
+            }
+            left = left.min(self.left_since(sent_at));
+        }
     }
 }

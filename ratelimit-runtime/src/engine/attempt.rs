@@ -12,6 +12,7 @@ use crate::{
     backend::{Attempt, Backend as _, MAX_AT_ONCE, Query, Waiter},
     decision::Outcome,
     observe,
+    rule::call_kind::CallKind,
 };
 
 /// The decision of an attempt.
@@ -50,7 +51,7 @@ fn try_acquire_applied(
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
     let rules = engine.settings().rules_now();
-    let rule = rules.applied(rule, key, false, false)?;
+    let rule = rules.applied(rule, key, CallKind::default())?;
     try_acquire_rule(engine, &rule, key, cost, refused)
 }
 
@@ -169,12 +170,13 @@ fn attempt_applied<T>(
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     let rules = engine.settings().rules_now();
+    let kind = CallKind { is_one_of_several: charges.len() > 1, ..CallKind::default() };
     let mut applied = SmallVec::<[_; MAX_AT_ONCE]>::new();
     for BorrowedCharge { rule, key, cost_kind, .. } in charges {
         if *cost_kind != CostKind::Fixed {
             return None;
         }
-        applied.push(rules.applied(rule, key.counter_key()?, false, charges.len() > 1)?);
+        applied.push(rules.applied(rule, key.counter_key()?, kind)?);
     }
     let charges = charges.iter().zip(&applied).map(|(charge, rule)| BorrowedCharge { rule, ..*charge });
     attempt_rules(engine, &charges.collect::<BorrowedCharges<'_>>(), admit)

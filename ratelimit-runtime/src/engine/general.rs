@@ -7,7 +7,7 @@ use super::{
     ask::{AcquireResult, RefundOnDrop},
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
-    request::{AcquireRequest, RequestKey, WaitTicket},
+    request::{AcquireRequest, RequestKey},
 };
 use crate::{
     Key, RequestPerMinute,
@@ -95,7 +95,7 @@ impl AcquireRequest {
         let settlements = self.engine.settlements();
         if charges.iter().any(|charge| settlements.has(charge.counter.id())) {
             return Err(Box::pin(async move {
-                let (sent_at, batch) = self.query_store(charges, true).await;
+                let (sent_at, batch) = self.query_store(charges, true, left).await;
                 match self.resolve_or_wait(batch, sent_at) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
@@ -128,17 +128,16 @@ impl AcquireRequest {
             // Asks again, without the shadow rules that have refused.
             Err(rejection) if rejection.rest.is_empty() => Ok(Ok(Permit::free(rejection.decision))),
             Err(rejection) => {
-                let deadline = self.engine.settings().deadline;
-                self.send(rejection.rest, deadline)
+                let left = self.left_since(sent_at);
+                self.send(rejection.rest, left)
             }
         }
     }
 
-    pub(super) fn act_on(mut self, resolution: Resolution) -> Result<AcquireResult, BoxedAcquire> {
+    pub(super) fn act_on(self, resolution: Resolution) -> Result<AcquireResult, BoxedAcquire> {
         match (resolution, self.wait_ticket) {
-            (Resolution::Exceeded(exceeded), Some(ticket)) if self.waits_for(exceeded.reason) => {
-                let RetryableRefusal { reason, charges, answer, .. } = *exceeded;
-                self.wait_ticket = Some(WaitTicket { give_up_at: self.give_up_at(reason, ticket), ..ticket });
+            (Resolution::Exceeded(exceeded), Some(_)) if self.waits_for(exceeded.reason) => {
+                let RetryableRefusal { charges, answer, .. } = *exceeded;
                 Err(Box::pin(self.wait(charges, Some(answer))))
             }
             (Resolution::Admitted(permit, Some(run_at)), _) => {

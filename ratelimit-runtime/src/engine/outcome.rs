@@ -23,7 +23,7 @@ pub(super) struct RetryableRefusal {
     pub(super) refusal: RequestPerMinute,
     pub(super) reason: RefusalReason,
     pub(super) ready_in: Duration,
-    /// See [`Charge::may_free_early`].
+    /// See [`Charge::may_free_early`]. Also while the store is away.
     pub(super) may_free_early: bool,
     pub(super) charges: Charges,
     /// The store's answer about these charges, for the wait queues.
@@ -227,9 +227,14 @@ impl AcquireRequest {
             let shadowing = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
             shadowing.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
-        let (id, may_free_early) = (charge.counter.id(), charge.may_free_early());
+        let (id, may_free_early) =
+            (charge.counter.id(), charge.may_free_early() || matches!(origin, Origin::LocalFallback));
         let ready_in = charge.decision.retry_after().unwrap_or_default();
-        let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, sent_at) };
+        let answer = match origin {
+            Origin::Store => StoreAnswer::of(&charges, sent_at),
+            Origin::LocalFallback => StoreAnswer::of_local(&charges, sent_at),
+        };
+        let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..answer };
         Ok(Resolution::Exceeded(Box::new(RetryableRefusal {
             refusal: refused,
             reason,

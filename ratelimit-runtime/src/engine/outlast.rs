@@ -28,15 +28,14 @@ impl Engine {
 
 impl AcquireRequest {
     /// Waits until the store may decide again, for `max` after the first failure of this call.
-    /// Returns how long it waited; `None` if that time is over, if the limiter is closed, or if too
-    /// many calls wait.
-    pub(super) async fn wait_for_store(&mut self, max: Duration) -> Option<Duration> {
+    /// Returns false if that time is over, if the limiter is closed, or if too many calls wait.
+    pub(super) async fn wait_for_store(&mut self, max: Duration) -> bool {
         let now = self.clock().now();
         let wait = self.outage_wait.get_or_insert(OutageWait { until: now.saturating_add(max), attempts: 0 });
         let OutageWait { until, attempts } = *wait;
         wait.attempts = attempts.saturating_add(1);
         let waiters = self.engine.outage_waiters();
-        let waiter = CountedWaiter::new(waiters)?;
+        let Some(waiter) = CountedWaiter::new(waiters) else { return false };
         let charges = self.charges().unwrap_or_default();
         let may_decide = async {
             self.engine.returned(&charges).await;
@@ -55,7 +54,7 @@ impl AcquireRequest {
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(away);
         }
-        returns.then_some(away)
+        returns
     }
 
     /// Asks again whenever the store may decide, until it does. `error`: why it could not.
@@ -65,7 +64,7 @@ impl AcquireRequest {
 
     async fn ask_until_decided(mut self, mut error: StoreError, mut max: Duration) -> AcquireResult {
         let resolution = loop {
-            if self.wait_for_store(max).await.is_none() {
+            if !self.wait_for_store(max).await {
                 return Err(refusal(&self.rule(), error));
             }
             self.apply_rules(false);

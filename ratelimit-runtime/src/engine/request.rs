@@ -11,6 +11,7 @@ use crate::{
     algorithm::{Capabilities, HoldSupport, capabilities},
     backend::MAX_AT_ONCE,
     observe,
+    rule::call_kind::CallKind,
     store::{BANS_NOTHING, Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
 };
 
@@ -197,17 +198,14 @@ pub(crate) enum OnLimit {
 pub(super) struct WaitTicket {
     pub(super) id: u64,
     pub(super) arrived_at: Duration,
-    /// The time when the caller stops waiting.
-    pub(super) give_up_at: Option<Duration>,
     /// See [`WaitQueues::changes`](super::queue::WaitQueues::changes).
     pub(super) changes: u64,
 }
 
 impl WaitTicket {
-    /// Moves its times on: an outage of the store takes nothing from the time to wait for a limit.
+    /// Moves its time on: an outage of the store takes nothing from the time to wait for a limit.
     pub(super) fn postpone(&mut self, away: Duration) {
         self.arrived_at = self.arrived_at.saturating_add(away);
-        self.give_up_at = self.give_up_at.map(|give_up_at| give_up_at.saturating_add(away));
     }
 }
 
@@ -287,16 +285,10 @@ impl AcquireRequest {
     }
 
     pub(super) fn take_wait_ticket(&self) -> Option<WaitTicket> {
-        let reasons = [RefusalReason::Quota, RefusalReason::Concurrency, RefusalReason::Exclusive]
-            .map(|reason| self.waits_for(reason).then_some(reason));
-        if reasons == [None; 3] {
-            return None;
-        }
-        let id = self.engine.queues().ticket();
-        let ticket = WaitTicket { id, arrived_at: self.clock().now(), give_up_at: None, changes: 0 };
-        let longest = reasons.into_iter().flatten().map(|reason| self.give_up_at(reason, ticket));
-        let give_up_at = longest.reduce(|one, other| Some(one?.max(other?))).flatten();
-        Some(WaitTicket { give_up_at, ..ticket })
+        let mut reasons = [RefusalReason::Quota, RefusalReason::Concurrency, RefusalReason::Exclusive].into_iter();
+        let waits = reasons.any(|reason| self.waits_for(reason));
+        let ticket = || WaitTicket { id: self.engine.queues().ticket(), arrived_at: self.clock().now(), changes: 0 };
+        waits.then(ticket)
     }
 
     /// The choice after a refusal for this reason: reject, or wait.
@@ -326,11 +318,25 @@ impl AcquireRequest {
         }
     }
 
+    /// Sets how long the caller still waits for the counter of a charge, from now on.
+    pub(super) fn limit_wait(&self, charge: &mut Charge) {
+        let Some(ticket) = self.wait_ticket else { return };
+        let reason = match charge.hold {
+            _ if charge.rule.is_concurrent() => RefusalReason::Concurrency,
+            Some(Hold { exclusive: true, .. }) => RefusalReason::Exclusive,
+            _ => RefusalReason::Quota,
+        };
+        charge.longest_wait = match self.give_up_at(reason, ticket) {
+            _ if !self.waits_for(reason) => Duration::ZERO,
+            None => Duration::MAX,
+            // Zero is for no wait at all.
+            Some(at) => at.saturating_sub(self.clock().now()).max(Duration::from_nanos(1)),
+        };
+    }
+
     /// The charges of the call. They are checked, so that a store gets only charges it can decide.
     pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::with_capacity(self.charges.len());
-        let give_up_at = self.wait_ticket.and_then(|ticket| ticket.give_up_at);
-        let longest_wait = give_up_at.map(|give_up_at| give_up_at.saturating_sub(self.clock().now()));
         let mut has_cost_to_settle = false;
         for AppliedCharge { request, rule } in &self.charges {
             let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };
@@ -340,13 +346,13 @@ impl AcquireRequest {
                 RequestKey::Skip => continue,
                 RequestKey::Invalid(reason) => return Err(refusal(rule, StoreError::misconfigured(*reason))),
             };
-            let longest_wait = longest_wait.unwrap_or(Duration::MAX);
-            let charge = Charge { longest_wait, ..self.engine.charge(rule, key, *cost)? };
+            let charge = self.engine.charge(rule, key, *cost)?;
             if request.cost_kind == CostKind::Forced && !rule.decides_at_once() {
                 return Err(refusal(rule, StoreError::misconfigured(NO_DEBT)));
             }
             let is_held = request.is_settled_later() && *cost > 0;
-            let charge = if is_held { self.settled_later(request, charge)? } else { charge };
+            let mut charge = if is_held { self.settled_later(request, charge)? } else { charge };
+            self.limit_wait(&mut charge);
             has_cost_to_settle |= charge.has_cost_to_settle();
             if has_cost_to_settle
                 && let Some(other) = charges.iter().find(|other| other.counter == charge.counter)
@@ -425,9 +431,10 @@ impl AcquireRequest {
     /// Applies the current rules to the charges, all from one table.
     pub(super) fn apply_rules(&mut self, is_first: bool) {
         let rules = self.engine.settings().rules_now();
-        let is_one_of_several = self.charges.len() > 1;
+        let kind =
+            CallKind { is_one_of_several: self.charges.len() > 1, waits: self.options.waits, ..CallKind::default() };
         for AppliedCharge { request, rule } in &mut self.charges {
-            *rule = applied_rule(&rules, request, is_one_of_several, is_first);
+            *rule = applied_rule(&rules, request, kind, is_first);
         }
         let mut active = self.charges.iter().filter_map(|charge| charge.rule);
         self.rule_policy = active.find_map(|rule| rules.on_store_error(rule.prefix()));
@@ -505,12 +512,12 @@ impl AppliedCharge {
 fn applied_rule(
     rules: &CurrentRules,
     ChargeRequest { rule, key, cost, cost_kind }: &ChargeRequest,
-    is_one_of_several: bool,
+    kind: CallKind,
     is_first: bool,
 ) -> Option<Rule> {
     let its_key = key.or_none();
     let is_settled = matches!(cost_kind, CostKind::Reported | CostKind::Elapsed);
-    let rule = rules.applied(rule, its_key, is_settled, is_one_of_several)?.into_owned();
+    let rule = rules.applied(rule, its_key, CallKind { is_settled, ..kind })?.into_owned();
     // The largest limit leaves room for a debt under the limit of other calls.
     let rule = if *cost_kind == CostKind::Forced { rule.with_largest_limit().with_ban(Duration::ZERO) } else { rule };
     let least = if *cost_kind == CostKind::Elapsed { (*cost).min(1) } else { *cost };

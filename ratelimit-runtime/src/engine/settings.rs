@@ -6,7 +6,7 @@ use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use tokio::sync::watch::Receiver;
 
-use crate::{Clock, Key, OnStoreError, Rule};
+use crate::{Clock, Key, OnStoreError, Rule, rule::call_kind::CallKind};
 
 /// The settings made by a builder.
 #[derive(Debug)]
@@ -69,16 +69,10 @@ pub(crate) struct CurrentRules {
 #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
 impl CurrentRules {
     /// The rule as it applies to a key. `None` if it is skipped.
-    pub(crate) fn applied<'a>(
-        &'a self,
-        rule: &'a Rule,
-        key: &Key,
-        is_settled: bool,
-        is_one_of_several: bool,
-    ) -> Option<Cow<'a, Rule>> {
+    pub(crate) fn applied<'a>(&'a self, rule: &'a Rule, key: &Key, kind: CallKind) -> Option<Cow<'a, Rule>> {
         #[cfg(feature = "config")]
         if let Some(table) = &self.table {
-            return table.apply(rule, key, crate::config::CallKind { is_settled, is_one_of_several });
+            return table.apply(rule, key, kind);
         }
         Some(Cow::Borrowed(rule))
     }

@@ -16,7 +16,7 @@ use super::{
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
-use crate::{Clock, Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
+use crate::{Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
 
 impl AcquireRequest {
     /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.
@@ -49,17 +49,14 @@ impl AcquireRequest {
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
         let (engine, mut rule_changes) = (self.engine.clone(), self.rule_changes.take());
-        let clock = engine.settings().clock.clone();
-        let Some(mut ticket) = self.wait_ticket else { return Ok(Permit::free(uncounted_decision(&charges))) };
-        let WaitTicket { id, changes, .. } = ticket;
+        let Some(WaitTicket { id, changes, .. }) = self.wait_ticket else {
+            return Ok(Permit::free(uncounted_decision(&charges)));
+        };
         loop {
             let answer = refused.take();
-            let position = match engine.queues().join(
-                id,
-                &charges,
-                answer.as_ref().map(|answer| (answer, changes)),
-                ticket.give_up_at,
-            ) {
+            charges.iter_mut().for_each(|charge| self.limit_wait(charge));
+            let answer = answer.as_ref().map(|answer| (answer, changes));
+            let position = match engine.queues().join(id, &charges, answer) {
                 Ok(position) => position,
                 Err(refusal) => return Err(self.final_refusal(refusal).await),
             };
@@ -70,11 +67,11 @@ impl AcquireRequest {
                         position.probe();
                         continue;
                     }
-                    turn = done_before(&clock, ticket.give_up_at, position.turn()) => turn,
+                    turn = position.turn() => turn,
                 };
                 let early = match turn {
-                    Some(Turn::Ask { early }) => early,
-                    Some(Turn::Closed) | None => return Err(self.final_refusal(position.refusal()).await),
+                    Turn::Ask { early } => early,
+                    Turn::TooLate | Turn::Closed => return Err(self.final_refusal(position.refusal()).await),
                 };
                 self.apply_rules(false);
                 let charges = self.charges()?;
@@ -92,7 +89,7 @@ impl AcquireRequest {
                 // If the caller leaves here, a charge that was sent stays, but for one that is settled later
                 // (abandon.rs), and one in several slots of a cluster (redis/multi_slot.rs), which are
                 // refunded. `position` leaves the queues.
-                match self.ask_in_turn(charges).await {
+                match self.ask_in_turn(charges, true).await {
                     (Resolution::Admitted(permit, at), answer) => {
                         position.admitted(&answer); // from here on, its slot keeps the order
                         return match at {
@@ -103,44 +100,27 @@ impl AcquireRequest {
                     (Resolution::Rejected(refusal), _) => return Err(refusal),
                     // It is still its turn afterwards.
                     (Resolution::Undecided { error, max }, _) => {
-                        let Some(away) = self.wait_for_store(max).await else {
+                        if !self.wait_for_store(max).await {
                             return Err(refusal(&self.rule(), error));
-                        };
-                        ticket.postpone(away);
+                        }
                     }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, answer, .. } = *exceeded;
                         position.refused(&answer);
                         if !self.waits_for(reason) {
+                            position.probe(); // the others do not wait for this reason, either
                             return Err(refusal);
                         }
                         self.outage_wait = None;
-                        ticket.give_up_at = self.give_up_at(reason, ticket);
+                        let give_up_at = self.wait_ticket.and_then(|ticket| self.give_up_at(reason, ticket));
                         let now = self.clock().now();
                         let soonest = if may_free_early { now } else { now.saturating_add(ready_in) };
-                        if ticket.give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now == give_up_at) {
+                        if give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now >= give_up_at) {
                             return Err(self.final_refusal(position.refusal()).await);
                         }
                     }
                 }
             };
-        }
-    }
-
-    /// Asks the store, and again without shadow rules that have refused. Also returns the numbers of
-    /// the counters, if the store decided.
-    async fn ask_in_turn(&self, mut charges: Charges) -> (Resolution, StoreAnswer) {
-        loop {
-            let (sent_at, batch) = self.query_store(charges, true).await;
-            let decided = batch.as_ref().ok().and_then(|batch| batch.first()).filter(|request| request.outcome.is_ok());
-            let answer = decided.map(|request| StoreAnswer::of(&request.charges, sent_at)).unwrap_or_default();
-            match self.resolve(batch, true, sent_at) {
-                Ok(resolution) => return (resolution, answer),
-                Err(rejection) if rejection.rest.is_empty() => {
-                    return (Resolution::Admitted(Permit::free(rejection.decision), None), answer);
-                }
-                Err(rejection) => charges = rejection.rest,
-            }
         }
     }
 
@@ -179,14 +159,4 @@ async fn rules_changed(changes: &mut Option<Receiver<()>>) {
         return;
     }
     pending::<()>().await;
-}
-
-/// The output of a future, or `None` if the clock reaches `give_up_at` first.
-async fn done_before<T>(clock: &Clock, give_up_at: Option<Duration>, done: impl Future<Output = T>) -> Option<T> {
-    let Some(give_up_at) = give_up_at else { return Some(done.await) };
-    tokio::select! {
-        biased;
-        done = done => Some(done),
-        () = clock.sleep_until(give_up_at) => None,
-    }
 }

@@ -187,6 +187,9 @@ impl QuotaBatches {
         }
         let batch = shard.batches.entry(id).or_insert_with(|| QuotaBatch::new(counter, rule));
         if batch.rule.count() != rule.count() {
+            if batch.has_waiting() {
+                return (SpendResult::AskUpstream, follow_up); // those wait for permits under their count
+            }
             follow_up.refund = batch.invalidate(); // quota of another count may exceed what this count allows
         }
         batch.rule = *rule;
@@ -237,10 +240,7 @@ impl QuotaBatches {
         batch.is_prefetching = false;
         let mut remaining = batch.rule.count();
         match result {
-            Err(error) => {
-                let fail = |Waiting { answer, .. }| (answer, QuotaAnswer::Failed(error.clone()));
-                follow_up.answers.extend(batch.waiting.drain(..).map(fail));
-            }
+            Err(error) => batch.fail(&error, now_us, &mut follow_up.answers),
             // Invalidated meanwhile, before or after the store made this charge. So it must not be
             // spent.
             Ok((charge, is_charged)) if batch.invalidations != prefetch.invalidations => {
@@ -472,6 +472,27 @@ impl QuotaBatch {
         }
     }
 
+    /// Spends quota for the waiting callers, in the order of arrival, and fails those for whom it does not
+    /// suffice.
+    fn fail(
+        &mut self,
+        error: &StoreError,
+        now_us: u64,
+        answers: &mut Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
+    ) {
+        for Waiting { cost, answer, .. } in mem::take(&mut self.waiting) {
+            if answer.is_closed() {
+                continue;
+            }
+            let its_answer = if cost <= self.left_at(now_us) {
+                QuotaAnswer::Spent(cost, self.spend(cost, now_us))
+            } else {
+                QuotaAnswer::Failed(error.clone())
+            };
+            answers.push((answer, its_answer));
+        }
+    }
+
     /// Invalidates the quota, here and on the way. Returns the charge that refunds what is here.
     fn invalidate(&mut self) -> Option<Charge> {
         let left = mem::take(&mut self.left);
@@ -598,14 +619,37 @@ mod tests {
         assert!(is_spent(&mut late));
     }
 
-    /// A prefetch never exceeds the count: a store that opens a new window does not check the cost.
+    /// They waited behind a caller who needed more.
     #[test]
-    fn a_prefetch_does_not_exceed_a_lowered_count() {
+    fn a_failed_prefetch_fails_only_callers_whose_cost_exceeds_the_quota_here() {
         let batches = QuotaBatches::new();
-        let (prefetch, _large) = wait(&batches, 100, 50, START);
-        let (_, _lowered) = wait(&batches, 5, 1, START);
-        let next = charge(&batches, &prefetch.unwrap(), 90, 60_000, START, START + 1_000).expect("a caller waits");
-        assert!(next.cost <= next.rule.count(), "{} of {}", next.cost, next.rule.count());
+        let (prefetch, _first) = wait(&batches, 100, 1, START);
+        assert!(charge(&batches, &prefetch.unwrap(), 90, 60_000, START, START).is_none()); // 9 are left
+        let (prefetch, large) = wait(&batches, 100, 20, START);
+        let others = [5, 6, 4].map(|cost| wait(&batches, 100, cost, START).1);
+        let failed = Err(StoreError::unavailable("it is away"));
+        for (caller, answer) in batches.finish_prefetch(&prefetch.unwrap(), failed, START, START).answers {
+            let _ = caller.send(answer);
+        }
+        let [first, second, third] = others;
+        assert_eq!([large, first, second, third].map(|mut answer| is_spent(&mut answer)), [false, true, false, true]);
+        assert_eq!(batches.left(counter(1).id(), START), 0);
+    }
+
+    /// The permits that a caller waits for are charged under its count. A caller with another count asks the
+    /// store for itself.
+    #[test]
+    fn callers_with_different_counts_do_not_wait_together() {
+        for (first, second) in [(5, 100), (100, 5)] {
+            let batches = QuotaBatches::new();
+            let (prefetch, mut waiting) = wait(&batches, first, 1, START);
+            let (asks, follow_up) = batches.spend_or_wait(&counter(1), &rule(second), 1, START);
+            assert!(matches!(asks, SpendResult::AskUpstream) && follow_up.prefetch.is_none(), "{first}, {second}");
+            let prefetch = prefetch.unwrap();
+            assert_eq!(prefetch.rule.count(), first);
+            assert!(charge(&batches, &prefetch, 1, 60_000, START, START + 1_000).is_none());
+            assert!(is_spent(&mut waiting));
+        }
     }
 
     #[test]

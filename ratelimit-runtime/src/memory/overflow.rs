@@ -56,7 +56,7 @@ const COUNT_BITS: u32 = 20;
 const SPANS: u64 = 1 << SPAN_BITS;
 /// The largest time by which one thread's clock is behind another's, if the clock is not set back.
 const LATEST_MS: u64 = 60_000;
-/// The largest count that a cell can have.
+/// The largest count that a cell can have. A counter gets no more in a period, whatever its rule says.
 const LARGEST_COUNT: u64 = (1 << COUNT_BITS) - 1;
 
 impl OverflowCell {
@@ -166,12 +166,13 @@ impl PeriodTable {
 
     fn evaluate(&self, rule: &Rule, cost: u64, counted: OverflowCell, now_ms: u64) -> Evaluation {
         let OverflowCell { before, now, .. } = counted;
-        let remaining = rule.count().saturating_sub(before + now);
+        let count = rule.count().min(LARGEST_COUNT);
+        let remaining = count.saturating_sub(before + now);
         // The charges of this span count until the end of the next one.
         let to_end_ms = self.period_ms - now_ms % self.period_ms;
         let until = |charges: u64| if charges == 0 { to_end_ms } else { to_end_ms + self.period_ms };
         let reset_after_ms = if before + now == 0 { 0 } else { until(now) };
-        let retry_after_ms = until((now + cost).saturating_sub(rule.count()));
+        let retry_after_ms = until((now + cost).saturating_sub(count));
         Evaluation::new(rule, remaining, reset_after_ms, (cost > remaining).then_some(retry_after_ms))
     }
 }
@@ -180,7 +181,7 @@ fn is_countable(query: &ChargeQuery<'_>) -> bool {
     // Only of fixed windows: all charges of a window end together.
     let is_window = capabilities(query.rule.algorithm()).has_prefetch;
     // A ban would have no place.
-    is_window && query.hold.is_none() && query.rule.ban_ms() == 0 && query.rule.count() <= LARGEST_COUNT
+    is_window && query.hold.is_none() && query.rule.ban_ms() == 0
 }
 
 /// Raises the cells to what a counter has charged in a span.

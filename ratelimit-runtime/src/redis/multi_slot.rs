@@ -62,8 +62,13 @@ async fn decide_one(nodes: &Nodes, mut request: Request) -> Result<RefundUnlessK
     request.outcome = evaluate(nodes, parts.iter_mut()).await;
     if !request.consume || request.outcome != Ok(true) {
         merge(parts, &mut request);
-        if request.consume && request.outcome == Ok(false) {
-            requests::start_bans(nodes, &mut request.charges).await?;
+        // Refused all the same if a ban can't be written.
+        if request.consume
+            && request.outcome == Ok(false)
+            && let Err(error) = requests::start_bans(nodes, &mut request.charges).await
+            && error.misconfigured
+        {
+            return Err(error);
         }
         return Ok(RefundUnlessKept { nodes: nodes.clone(), request: Some(request) });
     }

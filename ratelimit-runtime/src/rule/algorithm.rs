@@ -171,8 +171,7 @@ pub enum Refill {
 }
 
 impl Algorithm {
-    /// The algorithm's part of a counter's name and id. A changed stored form needs a new name and a
-    /// new number.
+    /// The algorithm's part of a counter's name and id. A changed stored form needs a new name.
     #[inline]
     pub(crate) const fn key_tag(self) -> KeyTag {
         match self {

@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 pub(crate) mod algorithm;
+pub(crate) mod call_kind;
 pub(crate) mod limits;
 
 pub use self::algorithm::{Algorithm, Refill};
@@ -279,7 +280,7 @@ impl Rule {
     /// for the limit, because a caller that is banned should not wait. In the attribute, `ban` with
     /// `on_limit = Wait` is a compile error. A call that waits in another way, such as
     /// [`Limiter::acquire_within`](crate::Limiter::acquire_within), is refused as
-    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured).
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured). It ignores a ban that only a rules file sets.
     ///
     /// ```
     /// use ratelimit_runtime::{Cause, Limiter, Rule};

@@ -20,6 +20,7 @@ use crate::{
         request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
     },
     observe,
+    rule::call_kind::CallKind,
 };
 
 /// The limits of a layer, and its settings.
@@ -94,12 +95,12 @@ impl Gate {
             asked.extend(limit.ask(request).await.map(|charge| (limit, charge)));
         }
         // Such a request is refused whatever the counts.
-        let lacks_key = asked.iter().any(|(_, charge)| lacks_key(&engine, charge, asked.len() > 1));
+        let lacks_key = asked.iter().any(|(_, charge)| self.lacks_key(&engine, charge, asked.len() > 1));
         let mut charges: Vec<ChargeRequest> = Vec::with_capacity(asked.len());
         let mut plan: Option<SettlePlan> = None;
         for (limit, mut charge) in asked {
             if !lacks_key && let Err(error) = limit.set_count(&mut charge, request, &engine.settings().clock).await {
-                match refusal_without_count(&engine, &charge, &error) {
+                match self.refusal_without_count(&engine, &charge, &error) {
                     Some(refused) => return Err(self.refusal(refused, &[], request)),
                     None => continue,
                 }
@@ -136,7 +137,7 @@ impl Gate {
         };
         let decided = acquire.await;
         // The rules may have changed while the request waited.
-        let policies = policies(&rules_of, &told);
+        let policies = self.policies(&rules_of, &told);
         match decided {
             Ok(permit) => {
                 let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
@@ -146,6 +147,49 @@ impl Gate {
             }
             Err(refused) => Err(self.refusal(refused, &policies, request)),
         }
+    }
+
+    /// Whether a charge is refused for lack of a key.
+    fn lacks_key(&self, engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> bool {
+        matches!(charge.key, RequestKey::Missing)
+            && self.applied(engine, charge, is_one_of_several).is_some_and(|rule| !rule.is_shadow())
+    }
+
+    /// The refusal of a request whose count could not be looked up. `None` if it is not refused: it costs
+    /// nothing, or the rule is switched off or in shadow mode.
+    fn refusal_without_count(&self, engine: &Engine, charge: &ChargeRequest, error: &str) -> Option<RequestPerMinute> {
+        static LOGGED: observe::LogThrottle = observe::LogThrottle::new();
+        if LOGGED.allow() {
+            tracing::error!(rule = charge.rule.prefix(), error, "cannot look up the count of a rule");
+        }
+        let rule = self.applied(engine, charge, false).filter(|_| charge.cost > 0)?;
+        if rule.is_shadow() {
+            observe::refused_in_shadow(&rule);
+            return None;
+        }
+        let refused = RequestPerMinute::unavailable(&rule, format!("its count could not be looked up: {error}"));
+        observe::refused(&refused);
+        Some(refused)
+    }
+
+    /// The rules of the charges that a client sees.
+    fn policies(&self, engine: &Engine, charges: &[ChargeRequest]) -> Vec<QuotaPolicy<'static>> {
+        if engine.store().is_none() {
+            return Vec::new(); // nothing is limited
+        }
+        let is_one_of_several = charges.len() > 1;
+        let rules = charges.iter().filter_map(|charge| self.applied(engine, charge, is_one_of_several));
+        rules.filter(|rule| !rule.is_shadow()).map(QuotaPolicy::new).collect()
+    }
+
+    /// The rule of a charge as it applies now. `None` if it is switched off.
+    fn applied(&self, engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> Option<Rule> {
+        let kind = CallKind {
+            is_settled: charge.cost_kind != CostKind::Fixed,
+            is_one_of_several,
+            waits: matches!(self.on_limit, OnLimit::Wait(_)),
+        };
+        Some(*engine.settings().rules_now().applied(&charge.rule, charge.key.or_none(), kind)?)
     }
 
     /// Requests may be held up: for a limit, a slot, a store that is away, or a look-up.
@@ -183,46 +227,6 @@ impl Gate {
         problem::finish(&mut response, refused, style, policies);
         response
     }
-}
-
-/// Whether a charge is refused for lack of a key.
-fn lacks_key(engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> bool {
-    matches!(charge.key, RequestKey::Missing)
-        && applied(engine, charge, is_one_of_several).is_some_and(|rule| !rule.is_shadow())
-}
-
-/// The refusal of a request whose count could not be looked up. `None` if it is not refused: it costs
-/// nothing, or the rule is switched off or in shadow mode.
-fn refusal_without_count(engine: &Engine, charge: &ChargeRequest, error: &str) -> Option<RequestPerMinute> {
-    static LOGGED: observe::LogThrottle = observe::LogThrottle::new();
-    if LOGGED.allow() {
-        tracing::error!(rule = charge.rule.prefix(), error, "cannot look up the count of a rule");
-    }
-    let rule = applied(engine, charge, false).filter(|_| charge.cost > 0)?;
-    if rule.is_shadow() {
-        observe::refused_in_shadow(&rule);
-        return None;
-    }
-    let refused = RequestPerMinute::unavailable(&rule, format!("its count could not be looked up: {error}"));
-    observe::refused(&refused);
-    Some(refused)
-}
-
-/// The rules of the charges that a client sees.
-fn policies(engine: &Engine, charges: &[ChargeRequest]) -> Vec<QuotaPolicy<'static>> {
-    if engine.store().is_none() {
-        return Vec::new(); // nothing is limited
-    }
-    let is_one_of_several = charges.len() > 1;
-    let rules = charges.iter().filter_map(|charge| applied(engine, charge, is_one_of_several));
-    rules.filter(|rule| !rule.is_shadow()).map(QuotaPolicy::new).collect()
-}
-
-/// The rule of a charge as it applies now. `None` if it is switched off.
-fn applied(engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> Option<Rule> {
-    let key = charge.key.or_none();
-    let is_settled = charge.cost_kind != CostKind::Fixed;
-    Some(*engine.settings().rules_now().applied(&charge.rule, key, is_settled, is_one_of_several)?)
 }
 
 impl AdmittedRequest {

@@ -402,6 +402,23 @@ async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {
     assert!(errors[0].1.contains("set another algorithm in the file"), "{errors:?}");
 }
 
+/// A banned caller should not wait, so such calls would all be refused as misconfigured.
+#[tokio::test]
+async fn a_ban_of_the_file_is_ignored_by_calls_that_wait() {
+    let (log, _guard) = Log::install();
+    let limiter = with("[rules.item]\ncount = 3\nban = \"10m\"").await;
+    for _ in 0..ITEM.count() {
+        limiter.acquire_within(&ITEM, "alice", MINUTE).await.unwrap();
+    }
+    let waited = exceeded(limiter.acquire_within(&ITEM, "alice", Duration::from_millis(1)).await);
+    assert_eq!(waited.limit(), ITEM.count());
+    let errors = log.with("do not fit the code");
+    assert!(matches!(&errors[..], [(_, text)] if text.contains("remove `ban` from the file")), "{errors:?}");
+    // Other calls are banned.
+    limiter.acquire(&ITEM, "alice").await.unwrap();
+    assert_eq!(limiter.acquire(&ITEM, "alice").await.unwrap_err().cause(), Cause::Banned);
+}
+
 #[tokio::test]
 async fn a_prefix_that_no_rule_has_is_an_error_if_the_rules_are_known() {
     let rules = [&ITEM, &Rule::new("order", 1, MINUTE)];

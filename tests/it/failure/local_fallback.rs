@@ -114,6 +114,36 @@ async fn the_local_fallback_serves_waiting_callers_in_order() {
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
 }
 
+/// The share is used up for an hour, and the store has room as soon as it is back.
+#[tokio::test]
+async fn waiting_callers_ask_the_store_soon_after_an_outage() {
+    let (limiter, store, clock) = on_failing_store(2);
+    let rule = hourly(4, FIXED);
+    let waiting = |longest| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire_within(&rule, 1, longest).await })
+    };
+    assert_eq!(admitted(&limiter, &rule, 1, 4).await, 2, "its share");
+    let first = waiting(2 * HOUR);
+    settle().await;
+    assert!(!first.is_finished());
+    store.fail(None);
+    let second = waiting(Duration::from_secs(30));
+    settle().await;
+    clock.advance(Duration::from_secs(2));
+    for call in [first, second] {
+        ends(call).await.unwrap().unwrap();
+    }
+}
+
+/// While the store is away, a part of a cost is what fits the share.
+#[tokio::test]
+async fn the_local_fallback_grants_a_part_of_a_cost() {
+    let (limiter, _store, _clock) = on_failing_store(4);
+    let (granted, _) = limiter.acquire_up_to(&hourly(100, FIXED), 1, 80).await.unwrap();
+    assert_eq!(granted, 25);
+}
+
 /// A caller who stops waiting asks once more, for the numbers of its refusal, and charges nothing.
 #[tokio::test]
 async fn the_local_fallback_charges_nothing_to_callers_who_stop_waiting() {

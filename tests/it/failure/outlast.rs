@@ -7,14 +7,14 @@ use futures_util::future::join_all;
 use ratelimit_harness::{RedisCluster, RedisServer};
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{
-    Cause, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
+    Cause, Health, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
 };
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::{DEADLINE, HOUR, limiter};
 use crate::support::plain_store::PlainStore;
-use crate::support::servers::script_calls;
+use crate::support::servers::{keys, script_calls};
 use crate::support::{FIXED, LOG, SECOND, ends, eventually, exceeded, hourly, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -201,6 +201,27 @@ async fn calls_of_a_lost_node_of_a_cluster_wait() {
     assert!(calls.iter().any(|call| !call.is_finished()));
     cluster.node(lost).cont();
     assert!(all_end(calls).await.iter().all(Result::is_ok));
+}
+
+/// A replica takes over the slots of the lost node. Nothing but the calls that wait looks for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_of_a_lost_node_of_a_cluster_find_its_replica() {
+    let mut cluster = tokio::task::block_in_place(RedisCluster::start);
+    let limiters = [limiter(&cluster.url(), FOR_A_MINUTE).await, limiter(&cluster.url(), OnStoreError::Deny).await];
+    let rule = hourly(3, FIXED);
+    for limiter in &limiters {
+        limiter.acquire(&rule, "first").await.unwrap();
+    }
+    let lost = *cluster.primaries().iter().find(|&&node| !keys(cluster.node(node)).is_empty()).unwrap();
+    cluster.node_mut(lost).kill();
+    let refused = limiters[1].acquire(&rule, "first").await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Unavailable);
+    let calls = waiting([limiters[0].acquire(&rule, "first")]).await;
+    // The refresh of the topology that the first failure has begun ends before the replica is promoted.
+    sleep(SECOND / 2).await;
+    tokio::task::block_in_place(|| cluster.wait_until_ready());
+    assert!(all_end(calls).await.iter().all(Result::is_ok));
+    eventually("the limiter sees it without a call", || async { limiters[1].health() == Health::Available }).await;
 }
 
 /// A call that is dropped while it waits charges nothing, and lets the next one ask.

@@ -27,6 +27,8 @@ pub(crate) struct CounterAnswer {
     /// Others hold a part, and may release it.
     pub(super) is_held: bool,
     pub(super) is_banned: bool,
+    /// Decided in this process while the store is away.
+    pub(super) is_local: bool,
 }
 
 impl StoreAnswer {
@@ -39,12 +41,21 @@ impl StoreAnswer {
             ready_in: charge.decision.retry_after(),
             is_held: charge.held_by_others > 0,
             is_banned: charge.decision.is_banned(),
+            is_local: false,
         });
         Self { sent_at, counters: counters.collect(), refusal: None }
+    }
+
+    /// The answer of [`OnStoreError::Local`](crate::OnStoreError::Local). The store may say otherwise as soon as
+    /// it is back.
+    pub(crate) fn of_local(charges: &[Charge], sent_at: Duration) -> Self {
+        let mut answer = Self::of(charges, sent_at);
+        answer.counters.iter_mut().for_each(|counter| counter.is_local = true);
+        answer
     }
 }
 
 /// The charges to wait for. Shadow rules refuse no call, so they do not count.
 pub(super) fn counted(charges: &[Charge]) -> impl Iterator<Item = &Charge> {
-    charges.iter().filter(|charge| !charge.rule.is_shadow() && charge.cost > 0)
+    charges.iter().filter(|charge| !charge.rule.is_shadow() && charge.cost > 0 && charge.is_waited_for())
 }

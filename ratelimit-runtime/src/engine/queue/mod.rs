@@ -79,8 +79,15 @@ pub(crate) struct WaitQueues {
 pub(crate) enum Turn {
     /// The caller may ask the store. `early`: the wait of the latest refusal is not over.
     Ask { early: bool },
+    /// The caller's longest wait for one of its counters is over, and that counter has no room for it.
+    TooLate,
     /// The limiter was closed.
     Closed,
+}
+
+/// The time when the caller of a charge stops waiting for its counter.
+fn gives_up_at(charge: &Charge, now: Duration) -> Option<Duration> {
+    (charge.longest_wait < Duration::MAX).then(|| now.saturating_add(charge.longest_wait))
 }
 
 fn wake(wakes: Wakes) {
@@ -132,14 +139,13 @@ impl WaitQueues {
     /// Joins the queues of these counters. Dropping the position leaves them.
     ///
     /// `answer`: the refusal that the caller has received, and [`WaitQueues::changes`] from before
-    /// its request. Fails if the limiter is closed, if a queue is full, or if the caller's turn
-    /// would come after `give_up_at`. The error has the latest refusal, and the time of that turn.
+    /// its request. Fails if the limiter is closed, if a queue is full, or if the caller's turn would come
+    /// after its longest wait. The error has the latest refusal, and the time of that turn.
     pub(crate) fn join(
         &self,
         ticket: u64,
         charges: &[Charge],
         answer: Option<(&StoreAnswer, u64)>,
-        give_up_at: Option<Duration>,
     ) -> Result<QueuePosition<'_>, Option<(RequestPerMinute, Duration)>> {
         let (now, mut wakes) = (self.clock.now(), Wakes::new());
         let mut state = self.lock();
@@ -157,7 +163,15 @@ impl WaitQueues {
             is_full |= self.capacity == 0 || !is_first && queue.waiting.len() >= self.capacity;
             let is_last = queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket);
             let joined_before = if is_last { queue.joined } else { queue.departed };
-            counters.push(WaitingFor { id, cost, changes: 0, joined_before, reserved_until: None, is_parked: false });
+            counters.push(WaitingFor {
+                id,
+                cost,
+                gives_up_at: gives_up_at(charge, now),
+                changes: 0,
+                joined_before,
+                reserved_until: None,
+                is_parked: false,
+            });
         }
         let ids: SmallVec<[CounterId; 1]> = counters.iter().map(|counter| counter.id).collect();
         // Shadow rules block no call. A caller with no other rules may ask at once.
@@ -175,16 +189,13 @@ impl WaitQueues {
             state.learn(answer, |_| has_changed, now, self.is_shared);
         }
         let estimate = state.estimate(ticket, now);
-        let is_too_late = |(_, at, may_free_early): &(RequestPerMinute, Duration, bool)| {
-            !may_free_early && give_up_at.is_some_and(|give_up_at| *at > give_up_at)
-        };
-        if is_full || state.is_closed || estimate.as_ref().is_some_and(is_too_late) {
+        if is_full || state.is_closed || state.is_known_to_be_too_late(ticket, now) {
             state.remove(ticket);
             state.advance(ids, now, &mut wakes);
             self.waiting.store(state.callers.len(), Ordering::Release);
             drop(state);
             wake(wakes);
-            return Err(estimate.map(|(refusal, at, _)| (refusal, at)));
+            return Err(estimate);
         }
         state.advance(ids, now, &mut wakes);
         self.waiting.store(state.callers.len(), Ordering::Release);
@@ -283,7 +294,10 @@ impl QueuePosition<'_> {
             }
             let caller = &state.callers[&self.ticket];
             if !caller.is_asking {
-                return Err(caller.wake_at);
+                return match state.gives_up_at(self.ticket, now) {
+                    Some(at) if at <= now => Ok(Turn::TooLate),
+                    gives_up_at => Err([caller.wake_at, gives_up_at].into_iter().flatten().min()),
+                };
             }
             let is_early =
                 |counter: &WaitingFor| state.queues.get(&counter.id).is_some_and(|queue| now < queue.ready_at);
@@ -291,12 +305,13 @@ impl QueuePosition<'_> {
         })
     }
 
-    /// Tells the queues how the rules of the caller's charges have changed. False if that gives the
-    /// caller other charges than it waits for; the queues stay as they are then.
+    /// Tells the queues how the caller's charges have changed: their rules, and the longest waits. False
+    /// if that gives the caller other charges than it waits for; the queues stay as they are then.
     pub(crate) fn update_rules(&self, charges: &[Charge]) -> bool {
         let mut state = self.queues.lock();
+        let now = self.queues.clock.now();
         let WaitState { queues, callers, .. } = &mut *state;
-        let Some(caller) = callers.get(&self.ticket) else { return false };
+        let Some(caller) = callers.get_mut(&self.ticket) else { return false };
         let is_same = |(counter, charge): (&WaitingFor, &Charge)| {
             counter.id == charge.counter.id() && counter.cost == charge.least()
         };
@@ -305,7 +320,8 @@ impl QueuePosition<'_> {
         {
             return false;
         }
-        for (counter, charge) in caller.counters.iter().zip(counted(charges)) {
+        for (counter, charge) in caller.counters.iter_mut().zip(counted(charges)) {
+            counter.gives_up_at = gives_up_at(charge, now);
             if let Some(queue) = queues.get_mut(&counter.id) {
                 queue.rule = charge.rule;
             }
@@ -351,7 +367,7 @@ impl QueuePosition<'_> {
     /// The latest refusal, and the time of the caller's turn if all callers ahead of it stay.
     pub(crate) fn refusal(&self) -> Option<(RequestPerMinute, Duration)> {
         let (state, now) = (self.queues.lock(), self.queues.clock.now());
-        state.estimate(self.ticket, now).map(|(refusal, at, _)| (refusal, at))
+        state.estimate(self.ticket, now)
     }
 }
 

@@ -33,7 +33,7 @@ fn answer(key: u64, remaining: u64) -> StoreAnswer {
 
 fn join<'a>(queues: &'a WaitQueues, ticket: u64, refused: Option<&StoreAnswer>) -> QueuePosition<'a> {
     let refused = refused.map(|answer| (answer, queues.changes(&[charge(1)])));
-    queues.join(ticket, &[charge(1)], refused, None).unwrap_or_else(|_| panic!("there is space in the queue"))
+    queues.join(ticket, &[charge(1)], refused).unwrap_or_else(|_| panic!("there is space in the queue"))
 }
 
 /// The turn of a caller who has looked once and sleeps.
@@ -133,7 +133,7 @@ fn a_waiting_caller_is_seen_while_others_come_and_go() {
     many_orders(|| {
         let queues = queues();
         thread::scope(|threads| {
-            threads.spawn(|| drop(queues.join(0, &[charge(2)], None, None)));
+            threads.spawn(|| drop(queues.join(0, &[charge(2)], None)));
             let position = join(&queues, 1, Some(&answer(1, 0)));
             assert!(queues.is_behind_others(&[charge(1)], 2));
             assert!(!queues.is_behind_others(&[charge(3)], 0));
@@ -152,6 +152,6 @@ fn a_closed_limiter_keeps_no_caller_waiting() {
             threads.spawn(|| queues.close());
             assert_eq!(block_on(position.turn()), Turn::Closed);
         });
-        assert!(queues.join(1, &[charge(1)], None, None).is_err());
+        assert!(queues.join(1, &[charge(1)], None).is_err());
     });
 }

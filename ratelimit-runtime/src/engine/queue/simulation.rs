@@ -73,7 +73,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
             task.ticket = queues.ticket();
             task.changes = queues.changes(&[charge()]);
             if queues.is_behind_others(&[charge()], task.ticket) {
-                task.position = queues.join(task.ticket, &[charge()], None, None).ok();
+                task.position = queues.join(task.ticket, &[charge()], None).ok();
             } else {
                 task.sent_at = now;
                 events.push(Reverse((link.arrival(now), Event::Arrives, number)));
@@ -123,7 +123,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
                 position.refused(&answer);
             } else {
                 let charge = [charge()];
-                task.position = queues.join(task.ticket, &charge, Some((&answer, task.changes)), None).ok();
+                task.position = queues.join(task.ticket, &charge, Some((&answer, task.changes))).ok();
             }
         }
     }
@@ -174,7 +174,7 @@ fn the_largest_costs_of_many_callers_add_up() {
     let queues = WaitQueues::new(10_000, clock.into(), false);
     let rule = Rule::new("large", 1 << 52, Duration::from_secs(1)).with_algorithm(Algorithm::Concurrent);
     let charges = [Charge::new(rule, CounterName::new("", &rule, &Key::NONE), 1 << 52)];
-    let join = |_| queues.join(queues.ticket(), &charges, None, None).ok();
+    let join = |_| queues.join(queues.ticket(), &charges, None).ok();
     let positions: Vec<_> = (0..5_000).filter_map(join).collect();
     assert_eq!(positions.len(), 5_000);
     drop(positions);
@@ -206,7 +206,7 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     let answer = StoreAnswer::of(&charges, clock.now());
     let join = |_| {
         let ticket = queues.ticket();
-        let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))), None);
+        let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))));
         assert_eq!((standing(), queues.is_behind_others(&charges[1..], queues.ticket())), (0, false));
         position.unwrap_or_else(|_| panic!("there is space in the queue"))
     };
@@ -239,7 +239,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     };
     let join = |charges: &[Charge]| {
         let answer = StoreAnswer::of(charges, clock.now());
-        queues.join(queues.ticket(), charges, Some((&answer, queues.changes(charges))), None).ok()
+        queues.join(queues.ticket(), charges, Some((&answer, queues.changes(charges)))).ok()
     };
     let user_joins = |user| {
         let mut of_own = charge_of(&own, user, 1);
@@ -269,7 +269,7 @@ fn callers_behind_others_have_no_timer() {
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let charges = of_user_and_all(0);
     let answer = StoreAnswer::of(&charges, clock.now());
-    let join = |_| queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges))), None).ok();
+    let join = |_| queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges)))).ok();
     let positions: Vec<_> = (0..1_000).filter_map(join).collect();
     for _ in 0..10 {
         let timers = queues.lock().callers.values().filter(|caller| caller.wake_at.is_some()).count();

@@ -32,7 +32,7 @@ fn join<'a>(
     answer: Option<&StoreAnswer>,
 ) -> QueuePosition<'a> {
     let refused = answer.map(|answer| (answer, queues.changes(charges)));
-    queues.join(ticket, charges, refused, None).unwrap_or_else(|_| panic!("there is space in the queue"))
+    queues.join(ticket, charges, refused).unwrap_or_else(|_| panic!("there is space in the queue"))
 }
 
 /// F, X0 and X charge `own`, which is used up for an hour, and `all`. Y charges `all` alone. F and
@@ -205,7 +205,15 @@ fn many_callers_of_two_rules_are_all_served() {
 fn a_reservation_is_followed_by_a_period_without_one() {
     let mut state = WaitState::new(Arc::new(SharedCounts::new()));
     let id = charge_of(&ALL, 1, 1).counter.id();
-    let counter = WaitingFor { id, cost: 1, changes: 0, joined_before: 0, reserved_until: None, is_parked: false };
+    let counter = WaitingFor {
+        id,
+        cost: 1,
+        gives_up_at: None,
+        changes: 0,
+        joined_before: 0,
+        reserved_until: None,
+        is_parked: false,
+    };
     let turn = Arc::new(Notify::new());
     let caller = WaitingCaller { counters: [counter].into_iter().collect(), turn, is_asking: false, wake_at: None };
     state.callers.insert(1, caller);

@@ -21,6 +21,9 @@ use crate::{
 
 pub(super) const CELLS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
+/// Time until the next look at a counter that a caller no longer waits for, and that has room for it.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
 /// Counts that are read without the lock of the queues, by the low bits of a counter's id.
 pub(super) struct SharedCounts {
     /// Callers in the queues, without parked ones.
@@ -75,6 +78,8 @@ pub(super) struct WaitingCaller {
 pub(super) struct WaitingFor {
     pub(super) id: CounterId,
     pub(super) cost: u64,
+    /// The end of the caller's longest wait for this counter.
+    pub(super) gives_up_at: Option<Duration>,
     /// [`WaitQueues::changes`] when the caller was allowed to ask.
     pub(super) changes: u64,
     /// [`WaitQueue::joined`] when the caller joined behind all others.
@@ -478,17 +483,50 @@ impl WaitState {
         room_left.fits(cost)
     }
 
-    /// An estimate for the counter that a caller waits for longest. It has the latest refusal,
-    /// and the time of the caller's turn if all callers ahead of it stay. True if the turn may come
-    /// earlier. For a counter that only this process uses, the time is never too late.
-    pub(super) fn estimate(&self, ticket: u64, now: Duration) -> Option<(RequestPerMinute, Duration, bool)> {
+    /// An estimate for the counter that a caller waits for longest: the latest refusal, and the time of the
+    /// caller's turn if all callers ahead of it stay. For a counter that only this process uses, the time
+    /// is never too late.
+    pub(super) fn estimate(&self, ticket: u64, now: Duration) -> Option<(RequestPerMinute, Duration)> {
         let caller = self.callers.get(&ticket)?;
         let estimates = caller.counters.iter().filter_map(|counter| {
             let queue = self.queues.get(&counter.id)?;
-            let ahead = u64::try_from(counter.joined_before.saturating_sub(queue.departed)).unwrap_or(u64::MAX);
-            let at = queue.turn_at(ahead, counter.cost, now, self.round_trip);
-            Some((queue.latest_refusal.clone()?, at, queue.may_free_early))
+            Some((queue.latest_refusal.clone()?, self.turn_at(counter, now)?))
         });
-        estimates.max_by_key(|(_, at, _)| *at)
+        estimates.max_by_key(|(_, at)| *at)
+    }
+
+    /// The time of a caller's turn at one counter, if all callers ahead of it stay.
+    fn turn_at(&self, counter: &WaitingFor, now: Duration) -> Option<Duration> {
+        let queue = self.queues.get(&counter.id)?;
+        let ahead = u64::try_from(counter.joined_before.saturating_sub(queue.departed)).unwrap_or(u64::MAX);
+        Some(queue.turn_at(ahead, counter.cost, now, self.round_trip))
+    }
+
+    /// True if a caller's turn comes after its longest wait for a counter, and certainly not earlier.
+    pub(super) fn is_known_to_be_too_late(&self, ticket: u64, now: Duration) -> bool {
+        let Some(caller) = self.callers.get(&ticket) else { return false };
+        caller.counters.iter().any(|counter| {
+            let is_certain = |queue: &WaitQueue| queue.latest_refusal.is_some() && !queue.may_free_early;
+            self.queues.get(&counter.id).is_some_and(is_certain)
+                && counter.gives_up_at.is_some_and(|end| self.turn_at(counter, now).is_some_and(|at| at > end))
+        })
+    }
+
+    /// The time when a caller gives up, or when that has to be looked at again. It waits for a counter as long as
+    /// it may, and afterwards only for its other counters.
+    pub(super) fn gives_up_at(&self, ticket: u64, now: Duration) -> Option<Duration> {
+        let counters = &self.callers.get(&ticket)?.counters;
+        let mut next = None;
+        for counter in counters {
+            let Some(end) = counter.gives_up_at else { continue };
+            let is_last = || counters.iter().all(|other| other.gives_up_at.is_some_and(|end| end <= now));
+            let at = match end <= now {
+                false => end,
+                true if is_last() || !self.has_room(counter.id, ticket, counter.cost, now) => return Some(end),
+                true => now.saturating_add(LOOK_AGAIN),
+            };
+            next = Some(next.map_or(at, |next: Duration| next.min(at)));
+        }
+        next
     }
 }

@@ -18,8 +18,8 @@ const PROBE_HELD: Duration = Duration::from_millis(50);
 /// Longest time until a probe, if other processes may settle a charge by a refund. With a longer one, a process that
 /// has just been served overtakes one that has waited for long; see `fairness.rs`.
 const PROBE_SETTLED: Duration = Duration::from_millis(250);
-/// Time until a probe, if other processes may make room by refunds and resets. A tenth of the
-/// period if that is longer.
+/// Time until a probe, if other processes may make room by refunds and resets; a tenth of the period if
+/// that is longer. And while the store is away, until it is asked again.
 const PROBE_OTHERS: Duration = Duration::from_secs(1);
 
 /// Shortest time until a probe after a refusal without a wait, as a custom store may give. Without
@@ -144,7 +144,7 @@ impl WaitQueue {
         round_trip: Duration,
         is_shared: bool,
     ) {
-        let CounterAnswer { cost, remaining, ready_in, is_held, is_banned, .. } = *answer;
+        let CounterAnswer { cost, remaining, ready_in, is_held, is_banned, is_local, .. } = *answer;
         if sent_at < self.sent_at {
             // A later request was answered before this one. It may also have been decided before
             // it. In a window the remaining amount only decreases, so the smaller one is used. One
@@ -157,7 +157,7 @@ impl WaitQueue {
         }
         (self.sent_at, self.answered_at) = (sent_at, Some(now));
         let may_be_settled = self.settles && ready_in.is_some() && !is_banned;
-        self.may_free_early = is_held || may_be_settled;
+        self.may_free_early = is_held || may_be_settled || is_local;
         let Some(ready_in) = ready_in.map(|ready_in| ready_in.max(SHORTEST_WAIT)) else {
             (self.remaining, self.refused_cost, self.refused_since) = (remaining, 0, None);
             (self.ready_at, self.reported_ready_at, self.probe_at) = Default::default();
@@ -181,6 +181,7 @@ impl WaitQueue {
         let sooner = match (is_held, is_shared) {
             (true, _) => PROBE_HELD,
             (false, true) if may_be_settled => refused_for.clamp(PROBE_HELD, PROBE_SETTLED),
+            _ if is_local => PROBE_OTHERS,
             (false, true) => PROBE_OTHERS.max(self.rule.period() / 10),
             (false, false) => Duration::MAX,
         };
@@ -280,7 +281,8 @@ mod tests {
         let charge = Charge::new(RULE, CounterName::new("", &RULE, &Key::NONE), 1);
         let id = charge.counter.id();
         let ready_in = Some(RULE.period());
-        let answer = CounterAnswer { id, cost: 1, remaining: 0, ready_in, is_held: false, is_banned: false };
+        let answer =
+            CounterAnswer { id, cost: 1, remaining: 0, ready_in, is_held: false, is_banned: false, is_local: false };
         let (mut queue, mut now) = (WaitQueue::new(&RULE), MS);
         queue.learn(&answer, now, now, MS, is_shared);
         queue.expect_settlements(now, is_shared);

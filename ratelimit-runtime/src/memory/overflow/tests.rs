@@ -29,6 +29,21 @@ fn most_in_a_period(calls: &[(u64, u64)]) -> u64 {
     (0..calls.len()).map(sum).max().unwrap_or_default()
 }
 
+/// A debt has another limit than the calls of its counter. In the store it would begin a fresh window.
+#[test]
+fn a_debt_is_counted_with_the_calls_of_its_counter() {
+    let overflow = Overflow::new(SPACIOUS);
+    assert!((0..COUNT).all(|_| charge(&overflow, 1, 1, 0).fits));
+    let in_debt = RULE.with_largest_limit();
+    let debt = ChargeQuery::of(&in_debt, 3);
+    assert!(overflow.evaluate(id(1), &debt, 0).is_some_and(|found| found.fits));
+    assert!(overflow.charge(id(1), &debt, 0).unwrap().fits);
+    let now = |cost| overflow.evaluate(id(1), &ChargeQuery::of(&RULE, cost), 0).unwrap();
+    assert_eq!((now(1).fits, now(0).decision.remaining), (false, 0));
+    let later = charge(&overflow, 1, 1, 2 * PERIOD_MS);
+    assert!(later.fits && later.decision.remaining == COUNT - 1);
+}
+
 proptest! {
     /// Counters share few cells. Each call reads a clock that is late by up to three periods, and is made
     /// then, or in a later span that others have begun.

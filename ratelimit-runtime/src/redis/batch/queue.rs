@@ -219,7 +219,8 @@ impl BatchQueue {
         for shard in &self.shards {
             let waiting: Vec<_> = {
                 let shard = lock(shard);
-                let late = shard.waiting.iter().take_while(|(_, entry)| entry.oldest_ms() <= Some(before_ms));
+                // All of them: who joins an entry later may be left alone in it, as its oldest.
+                let late = shard.waiting.iter().filter(|(_, entry)| entry.oldest_ms() <= Some(before_ms));
                 late.map(|(_, entry)| Arc::clone(entry)).collect()
             };
             for entry in &waiting {
@@ -231,7 +232,7 @@ impl BatchQueue {
 
     /// Arrival of the first caller that waits.
     pub(crate) fn oldest_ms(&self) -> Option<u64> {
-        let oldest = |shard| lock(shard).waiting.iter().find_map(|(_, entry)| entry.oldest_ms());
+        let oldest = |shard| lock(shard).waiting.iter().filter_map(|(_, entry)| entry.oldest_ms()).min();
         self.shards.iter().filter_map(oldest).min()
     }
 

@@ -193,12 +193,24 @@ impl Cluster {
 
     /// Why a node is unavailable. `None` if all are available.
     pub(super) fn outage(&self) -> Option<StoreError> {
-        self.topology.outage()
+        let outage = self.topology.outage();
+        self.refresh_if(outage.is_some());
+        outage
     }
 
     /// The node of a slot is unavailable, or not known.
     pub(super) fn has_outage(&self, slot: u16) -> bool {
-        self.topology.map_node_of(slot, |node| node.server.outage().is_some()).unwrap_or(true)
+        let is_away = self.topology.map_node_of(slot, |node| node.server.outage().is_some()).unwrap_or(true);
+        self.refresh_if(is_away);
+        is_away
+    }
+
+    /// Looks for the node that has the slots of a lost one by now. Calls that wait for it make no request
+    /// that would.
+    fn refresh_if(&self, is_away: bool) {
+        if is_away {
+            let _ = self.topology.refresh();
+        }
     }
 
     /// Records that a decision on a counter of this slot failed.

@@ -9,7 +9,7 @@ use ratelimit_runtime::{Limiter, Permit, RequestPerMinute, Rule, limit_concurren
 use tokio::time::{Instant, sleep};
 
 use crate::support::holds::remaining;
-use crate::support::{LOG, MS, SECOND, Timed, ends, eventually, exceeded, fresh_key, limiter_on};
+use crate::support::{LOG, MS, SECOND, Timed, ends, eventually, exceeded, fresh_key, limiter_on, settle};
 
 /// How a body ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,6 +112,62 @@ async fn each_attribute_of_a_function_has_its_own_on_limit() {
         assert_eq!(exceeded(export(&limiter, id).await).rule(), "export-rate");
         assert!(began.elapsed() < 4 * SECOND, "refused at once");
     }
+}
+
+/// Also for calls that have waited behind others for the place.
+#[tokio::test]
+async fn calls_that_waited_for_a_place_do_not_wait_for_the_rate() {
+    for limiter in [Limiter::in_memory(), limiter_on(&RedisServer::start()).await] {
+        let id = fresh_key();
+        let first = export(&limiter, id).await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..4 {
+            let limiter = limiter.clone();
+            waiting.push(tokio::spawn(async move { export_when_free(&limiter, id).await }));
+            sleep(20 * MS).await;
+        }
+        assert!(waiting.iter().all(|call| !call.is_finished()));
+        drop(first);
+        drop(ends(waiting.remove(0)).await.unwrap().unwrap());
+        for call in waiting {
+            assert_eq!(exceeded(ends(call).await.unwrap()).rule(), "export-rate");
+        }
+        assert_eq!(exceeded(ends(export_when_free(&limiter, id)).await).rule(), "export-rate");
+    }
+}
+
+/// The same counters as [`export`], without a longest wait.
+#[limit_concurrent_requests("export", 1, key = id, lease = "10s", on_limit = Wait, permit = permit, limiter = limiter)]
+#[limit_request_per_time("export-rate", 1, Minutes, 2, key = id)]
+async fn export_when_free(limiter: &Limiter, id: u64) -> Result<Permit, RequestPerMinute> {
+    Ok(permit)
+}
+
+#[limit_concurrent_requests("slow", 5, key = id, lease = "10s", on_limit = Wait, permit = permit, limiter = limiter)]
+#[limit_request_per_time("slow-rate", 4, Seconds, 1, key = id, on_limit = Wait(max = "5s"))]
+async fn slow(limiter: &Limiter, id: u64) -> Result<Permit, RequestPerMinute> {
+    Ok(permit)
+}
+
+/// However long the calls would wait for a place.
+#[tokio::test]
+async fn the_longest_wait_for_a_rate_is_kept_behind_others() {
+    let timed = Timed::memory().await;
+    let id = fresh_key();
+    drop(slow(&timed.limiter, id).await.unwrap());
+    let call = || {
+        let limiter = timed.limiter.clone();
+        tokio::spawn(async move { slow(&limiter, id).await })
+    };
+    let next = call(); // in 4 s
+    settle().await;
+    let late = call(); // in 8 s
+    settle().await;
+    assert!(!next.is_finished());
+    let refused = exceeded(ends(late).await.unwrap());
+    assert_eq!((refused.rule(), refused.retry_after()), ("slow-rate", Some(8 * SECOND)));
+    timed.advance(4 * SECOND);
+    drop(ends(next).await.unwrap().unwrap());
 }
 
 /// An answer that is still being delivered when the function has returned.

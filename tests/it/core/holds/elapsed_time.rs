@@ -81,6 +81,27 @@ async fn calls_that_hold_all_remaining_time_run_one_after_another() {
     }
 }
 
+/// They wait for each other, and not for time that has been used up.
+#[tokio::test]
+async fn calls_that_hold_all_remaining_time_are_refused_one_after_another() {
+    for timed in Timed::both().await {
+        let (limiter, key) = (timed.limiter.clone(), fresh_key());
+        let first = acquire_time(&limiter, TIME, key, None).await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            let limiter = limiter.clone();
+            waiting.push(tokio::spawn(async move { acquire_time(&limiter, TIME, key, None).await }));
+            settle().await;
+        }
+        assert!(waiting.iter().all(|call| !call.is_finished()), "{}", timed.name());
+        timed.advance(20 * SECOND);
+        drop(first);
+        for call in waiting {
+            assert_eq!(exceeded(ends(call).await.unwrap()).retry_after(), Some(40 * SECOND), "{}", timed.name());
+        }
+    }
+}
+
 /// No other call of its kind runs beside it, even when older charges leave the window meanwhile.
 #[tokio::test]
 async fn a_call_that_holds_all_remaining_time_is_never_joined_by_another() {

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{Timed, keys_apart, limiter_on, name};
+use crate::support::servers::ask;
 use crate::support::{
     ALGORITHMS, BUCKET, By, FIXED, LOG, MS, PATIENCE, SECOND, SLIDING, eventually, exceeded, fresh_key, hourly,
     in_memory, is_admitted,
@@ -226,6 +227,22 @@ async fn a_refusal_in_one_of_several_slots_bans_its_counter_alone() {
         limiter.unban(&rules[1], keys[1]).await.unwrap();
         limiter.acquire_all(&charges).await.unwrap();
     }
+}
+
+/// The nodes answer, and write nothing.
+#[tokio::test]
+async fn a_ban_that_cannot_be_written_admits_no_call_that_was_refused() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = Limiter::builder(&cluster.url()).deadline(PATIENCE).on_store_error(OnStoreError::Allow);
+    let limiter = limiter.build().await.unwrap();
+    let rules = ["one", "two"].map(|prefix| Rule::new(prefix, 5, 60 * SECOND).with_ban(600 * SECOND));
+    let keys = keys_apart(&cluster, 2);
+    limiter.acquire_n(&rules[1], keys[1], 5).await.unwrap();
+    for node in cluster.nodes() {
+        ask::<()>(node, "CONFIG SET min-replicas-to-write 1");
+    }
+    let charges = [(&rules[0], Key::new(keys[0]), 1), (&rules[1], Key::new(keys[1]), 1)];
+    assert_eq!(exceeded(limiter.acquire_all(&charges).await).rule(), "two");
 }
 
 #[tokio::test]

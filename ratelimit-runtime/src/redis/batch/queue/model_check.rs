@@ -244,3 +244,23 @@ fn a_caller_that_times_out_ends_and_the_queue_goes_on() {
         assert!(is_idle(&queue) && server.used() == i64::from(ends.is_some()) || server.used() == 1);
     });
 }
+
+/// The first entry has a younger caller by then.
+#[test]
+fn a_caller_times_out_behind_a_younger_one() {
+    many_orders(|| {
+        let (queue, clock) = queue_with_clock();
+        let pause = Duration::from_millis(1);
+        let (first, _) = enqueue(&queue, 0);
+        let began = entry(&first).oldest_ms().expect("it waits");
+        clock.advance(pause);
+        let (second, _) = enqueue(&queue, 1);
+        clock.advance(pause);
+        let (joined, _) = enqueue(&queue, 0);
+        assert_eq!(queue.time_out(began), Some(began + 1));
+        assert_eq!(queue.time_out(began + 1), Some(began + 2));
+        assert!(block_on(first).is_none() && block_on(second).is_none());
+        drop(joined);
+        queue.abort();
+    });
+}
