@@ -159,15 +159,19 @@ async fn the_longest_wait_for_a_rate_is_kept_behind_others() {
         let limiter = timed.limiter.clone();
         tokio::spawn(async move { slow(&limiter, id).await })
     };
-    let next = call(); // in 4 s
-    settle().await;
-    let late = call(); // in 8 s
-    settle().await;
-    assert!(!next.is_finished());
-    let refused = exceeded(ends(late).await.unwrap());
-    assert_eq!((refused.rule(), refused.retry_after()), ("slow-rate", Some(8 * SECOND)));
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(call()); // there is room in 4 s, 8 s and 12 s
+        settle().await;
+    }
     timed.advance(4 * SECOND);
-    drop(ends(next).await.unwrap().unwrap());
+    drop(ends(waiting.remove(0)).await.unwrap().unwrap());
+    timed.advance(SECOND);
+    for call in waiting {
+        let refused = exceeded(ends(call).await.unwrap());
+        assert_eq!(refused.rule(), "slow-rate");
+        assert!(refused.retry_after() >= Some(3 * SECOND), "{refused}");
+    }
 }
 
 /// An answer that is still being delivered when the function has returned.
