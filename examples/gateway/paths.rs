@@ -22,11 +22,14 @@ pub(crate) fn decoded(path: &str) -> Option<String> {
     Some(decoded)
 }
 
+/// Number of times that a text may be decoded before it stays the same. Each takes as long as the text.
+const MAX_DECODED: usize = 4;
+
 fn decoded_segment(segment: &str) -> Option<String> {
     let decoded = percent_decode_str(segment).decode_utf8().ok()?.into_owned();
     let mut seen = decoded.clone();
-    // Some servers decode twice.
-    loop {
+    // Some servers decode twice. A text that is encoded more often serves an attack only.
+    for _ in 0..MAX_DECODED {
         let name = seen.split(';').next();
         if matches!(name, Some("." | ".."))
             || seen.contains(|letter: char| matches!(letter, '/' | '\\') || letter.is_control())
@@ -39,4 +42,5 @@ fn decoded_segment(segment: &str) -> Option<String> {
         }
         seen = again;
     }
+    None
 }

@@ -40,7 +40,7 @@ impl Routes {
             let (denial_status, missing_key_status) = (route.denial_status, route.missing_key_status);
             let layer = RateLimitLayer::new(limits).limiter(limiter.clone()).headers(route.headers).on_refusal(
                 move |refused| match refused.refusal().cause() {
-                    Cause::Exceeded | Cause::NeverFits => refused.problem(denial_status),
+                    Cause::Exceeded | Cause::NeverFits | Cause::Banned => refused.problem(denial_status),
                     Cause::MissingKey => refused.problem(missing_key_status),
                     _ => refused.problem(refused.status()),
                 },
@@ -75,7 +75,7 @@ impl Way {
     pub(crate) async fn respond(&self, request: Request, refusals: &Refusals) -> Response {
         let Ok(response) = self.service.clone().oneshot(request).await;
         if let Some(refused) = response.extensions().get::<RequestPerMinute>()
-            && matches!(refused.cause(), Cause::Exceeded | Cause::NeverFits)
+            && matches!(refused.cause(), Cause::Exceeded | Cause::NeverFits | Cause::Banned)
         {
             refusals.count(refused.rule(), &self.key_text(refused));
         }

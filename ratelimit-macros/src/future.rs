@@ -78,32 +78,58 @@ fn returns_of_tail(statements: &[Stmt]) -> usize {
     }
 }
 
-/// Adds each `return`, but for those of closures, functions and async blocks inside.
+/// Adds each `return`, but for those of closures, functions, async blocks and macros inside.
 fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
     // Words that an expression may follow.
-    const BEFORE_EXPRESSION: [&str; 9] = ["break", "else", "if", "in", "match", "move", "return", "static", "while"];
-    let mut tokens = tokens.into_iter();
-    let mut begins = true; // an expression may begin here
-    while let Some(token) = tokens.next() {
-        begins = match &token {
+    const BEFORE_EXPRESSION: [&str; 10] =
+        ["break", "else", "if", "in", "match", "move", "mut", "return", "static", "while"];
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let is_word = |at: usize, word: &str| matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word);
+    let is_sign = |at: usize, signs: &str| tokens.get(at).is_some_and(|token| is_punct(token, signs));
+    // The place behind the next block, or behind one of these signs.
+    let end_from = |from: usize, signs: &str| {
+        let is_end = |at: &usize| is_sign(*at, signs) || tokens.get(*at).is_none_or(is_braced);
+        (from..).find(is_end).unwrap_or(from) + 1
+    };
+    let (mut at, mut begins) = (0, true); // an expression may begin here
+    while let Some(token) = tokens.get(at) {
+        at += 1;
+        begins = match token {
             TokenTree::Ident(word) if word == "async" || word == "fn" => {
-                let is_end = |token: &TokenTree| is_braced(token) || is_punct(token, ";");
-                tokens.find(is_end);
-                true
+                at = end_from(at, ";");
+                false
+            }
+            // `#[instrument]` names the returned type in this way.
+            TokenTree::Ident(word) if word == "if" && is_word(at, "false") => {
+                at = end_from(at, "");
+                false
             }
             TokenTree::Ident(word) => {
                 found.extend((word == "return").then(|| word.span()));
                 BEFORE_EXPRESSION.iter().any(|before| word == before)
             }
-            TokenTree::Punct(_) if begins && is_punct(&token, "|") => {
-                tokens.find(|token| is_punct(token, "|"));
-                tokens.find(|token| is_braced(token) || is_punct(token, ",;"));
+            TokenTree::Punct(_) if begins && is_sign(at - 1, "|") => {
+                // A closure, or the pattern of a `match` that begins with `|`.
+                let body = (at..tokens.len()).find(|at| is_sign(*at, "|")).map_or(tokens.len(), |at| at + 1);
+                let mut end = end_from(body, ",;");
+                while is_word(end, "else") {
+                    end = end_from(end, ",;");
+                }
+                let is_pattern = (body..end).any(|at| is_sign(at, "=") && is_sign(at + 1, ">"));
+                at = if is_pattern { body } else { end };
+                false
+            }
+            TokenTree::Punct(_) if is_sign(at - 1, "|") && is_sign(at, "|") => {
+                at += 1; // `||` between two values
                 true
             }
             TokenTree::Punct(punct) => !matches!(punct.as_char(), '.' | '?'),
             TokenTree::Group(group) => {
-                find_returns(group.stream(), found);
-                is_braced(&token)
+                let is_of_macro = at > 2 && is_sign(at - 2, "!") && matches!(tokens[at - 3], TokenTree::Ident(_));
+                if !is_of_macro {
+                    find_returns(group.stream(), found);
+                }
+                at > 1 && is_sign(at - 2, "#") // an attribute
             }
             TokenTree::Literal(_) => false,
         };

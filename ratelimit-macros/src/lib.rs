@@ -494,7 +494,8 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 ///
 /// All limits of a function are one decision, in whatever order they stand. If one of them refuses
 /// a call, it is charged to none and takes no place. The `on_limit` of an attribute applies to
-/// refusals by limits of the same attribute; several `#[limit_concurrent_requests]` have one.
+/// refusals by limits of the same attribute; several `#[limit_concurrent_requests]` have one. So a call that
+/// waits for a place does not wait for a limit that rejects, and for each limit no longer than its `max`.
 /// `limiter`, `on_store_error`, `permit` and `crate` apply to the whole call. Write each on one of
 /// the attributes.
 ///

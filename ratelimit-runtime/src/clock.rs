@@ -70,7 +70,7 @@ impl Clock {
         }
     }
 
-    /// Microseconds since 1970-01-01 00:00 UTC. Saturates in the year 4199, so that counters can
+    /// Microseconds since 1970-01-01 00:00 UTC. Saturates in the year 3084, so that counters can
     /// add the longest period.
     #[allow(clippy::cast_possible_truncation)]
     #[inline]

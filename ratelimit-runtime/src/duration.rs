@@ -3,6 +3,7 @@
 use std::{
     fmt,
     hash::{BuildHasher as _, RandomState},
+    process,
     time::Duration,
 };
 
@@ -37,15 +38,31 @@ pub(crate) fn with_jitter(pause: Duration) -> Duration {
     pause / 2 + part_of(pause / 2)
 }
 
+/// A random number. The standard library draws a seed for each thread, and counts on from it. A forked process
+/// has the same seed, and another id.
+pub(crate) fn random() -> u64 {
+    random_in(&RandomState::new(), process::id())
+}
+
+fn random_in(state: &RandomState, process: u32) -> u64 {
+    state.hash_one(process)
+}
+
 /// A random part of a time.
 pub(crate) fn part_of(time: Duration) -> Duration {
-    let part = RandomState::new().hash_one(()) % 1024;
+    let part = random() % 1024;
     time / 1024 * u32::try_from(part).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn forked_processes_draw_different_numbers() {
+        let state = RandomState::new();
+        assert_ne!(random_in(&state, 4711), random_in(&state, 4712));
+    }
 
     #[test]
     fn durations_have_at_most_two_units() {

@@ -184,7 +184,7 @@ impl RequestPerMinute {
     }
 
     /// The refusal without its key.
-    #[cfg(any(feature = "axum", feature = "tower"))]
+    #[cfg(any(feature = "axum", feature = "client", feature = "tower"))]
     pub(crate) fn without_key(&self) -> Self {
         Self(NamedRefusal::Unnamed(self.refusal().clone()))
     }

@@ -589,7 +589,8 @@ impl Limiter {
         }
     }
 
-    /// The health of the store, as far as is known. Returns at once, without a query to the store.
+    /// The health of the store, as far as is known. Returns at once. If a node of a cluster is lost, it makes
+    /// this runtime look for the node that has its slots now.
     ///
     /// It is degraded while the breaker of a server is open, and for a second after a decision has
     /// failed. A server that is lost while there are no calls is noticed within some 10 seconds.

@@ -219,13 +219,13 @@ pub fn count<N: Amount>(count: N) -> u64 {
     count.amount().unwrap_or(0)
 }
 
-/// A cost that is no `u64`. It makes a call misconfigured.
+/// A cost that is no `u64`. It makes a call misconfigured. No other cost has this number.
 const INVALID_COST: u64 = u64::MAX;
 
 /// A cost of any integer type, or `INVALID_COST`.
 #[inline]
 pub fn cost<N: Amount>(cost: N) -> u64 {
-    cost.amount().unwrap_or(INVALID_COST)
+    cost.amount().map_or(INVALID_COST, |cost| cost.min(INVALID_COST - 1)) // neither of these fits any rule
 }
 
 /// The key of a call. Made from a reference, so that no argument is moved.

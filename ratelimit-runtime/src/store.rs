@@ -2,19 +2,12 @@
 //!
 //! Implement [`Store`] to keep counters elsewhere than in memory or in Redis.
 
-use std::{
-    fmt,
-    future::Future,
-    hash::{BuildHasher as _, RandomState},
-    ops,
-    pin::Pin,
-    time::Duration,
-};
+use std::{fmt, future::Future, ops, pin::Pin, time::Duration};
 
 use smallvec::SmallVec;
 
 pub use crate::error::StoreError;
-use crate::{CounterName, Decision, Rule};
+use crate::{CounterName, Decision, Rule, duration::random};
 
 /// A store keeps counters and decides on charges.
 ///
@@ -395,6 +388,9 @@ impl Charge {
         u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Added to each longest wait, as zero is for no wait at all: see [`Charge::is_waited_for`].
+    pub(crate) const SHORTEST_WAIT: Duration = Duration::from_nanos(1);
+
     /// The caller may wait for this counter. If not, a refusal by it is final, though the caller may wait for
     /// other counters of the call.
     pub(crate) fn is_waited_for(&self) -> bool {
@@ -498,8 +494,7 @@ pub struct Hold {
 impl Hold {
     /// A hold of the whole cost, with a new random id.
     pub fn new(lease: Duration) -> Self {
-        // The standard library seeds each hash state anew, from the system's random numbers.
-        let id = RandomState::new().hash_one(0) >> 12;
+        let id = random() >> 12;
         Self { id, lease, allow_partial: false, exclusive: false, is_retry: false, is_kept: false, is_timed: false }
     }
 

@@ -31,6 +31,7 @@ fn a_path_that_servers_read_in_two_ways_is_refused() {
         "/api/%2e%2e%3b/search",
         "/api/;/search",
         "/api/%252e%252e/search",
+        "/api/%2525252525252e/search",
         "/api%252fsearch",
         "/api%00/search",
         "/api/%c0%ae%c0%ae/search",

@@ -63,7 +63,9 @@ fn build(package: &Path) -> Duration {
     let target = package.join("target");
     let _ = fs::remove_dir_all(&target);
     let started = Instant::now();
-    let build = Command::new("cargo").args(["build", "--quiet", "--offline"]).current_dir(package).status();
+    let mut build = Command::new("cargo");
+    build.args(["build", "--quiet", "--offline"]).current_dir(package).env_remove("CARGO_TARGET_DIR");
+    let build = build.status();
     assert!(build.expect("cannot run cargo").success(), "cargo build failed in {}", package.display());
     started.elapsed()
 }

@@ -119,6 +119,7 @@ impl Attempts {
             let is_alone = !Arc::ptr_eq(&shared, &state);
             let learnt = state.learn(&mut admission, &said).await;
             if let Err(error) = &learnt {
+                let error = error.without_key();
                 tracing::debug!(%error, "other processes do not know what an upstream has announced");
             }
             if !said.is_refusal || learnt.is_ok() && !is_alone {

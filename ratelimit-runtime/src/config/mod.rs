@@ -68,7 +68,7 @@
 //! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
 //! | `queue` | required | option of `LeakyBucket` |
 //! | `shadow` | `true` or `false` | see [`Rule::with_shadow`]; with `true`, the ban of the code does not apply |
-//! | `ban` | a time such as `"10m"`, or `"0s"` for none | see [`Rule::with_ban`]; calls that wait for the limit ignore it |
+//! | `ban` | a time such as `"10m"`, or `"0s"` for none | see [`Rule::with_ban`]; waiting calls ignore it |
 //! | `on_store_error` | `"Local"`, `"Allow"`, `"Deny"`, or see below | [`OnStoreError`](crate::OnStoreError) |
 //! | `keys` | a table with an entry per key | the same settings for single keys, except `on_store_error` |
 //!
@@ -93,10 +93,12 @@
 //!   like a Kubernetes `ConfigMap`. It is read a few times a second.
 //! - **An invalid file** is ignored as a whole. The rules stay as they were, and the log has an `ERROR` with
 //!   the mistake and its line. At the start, it is a [`SetupError`].
-//! - **Settings that do not fit the rule in the code** are ignored for this rule only. Examples are
-//!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, a `LeakyBucket` for
-//!   one of several rules of a call, and a ban for a call that waits for its limit. The log has one `ERROR` that says what to change. The last settings that
+//! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
+//!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
+//!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
 //!   fitted stay in effect, or else the code.
+//! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with one warning in the log: a
+//!   banned caller should not wait.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
 //!   warning with the prefixes that no call has used within a minute. A misspelt key below `keys` is not
 //!   noticed: any key may come.
@@ -203,6 +205,8 @@ impl Rules {
     /// Limiter::builder("redis://127.0.0.1:6379").rules(rules).build().await?.install()?;
     /// # Ok(()) }
     /// ```
+    ///
+    /// A thread of this process reads the file. A forked process sees no changes: fork first.
     ///
     /// # Errors
     ///

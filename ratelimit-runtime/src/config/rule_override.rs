@@ -73,9 +73,6 @@ impl RuleOverride {
                 "a {} cannot be one of several rules of a call; set another algorithm in the file",
                 can_after.name
             )),
-            () if kind.waits && changed.ban().is_some() && rule.ban().is_none() => {
-                Some("these calls wait for the limit, and such calls cannot ban; remove `ban` from the file".into())
-            }
             () if before == after => None,
             () if rule.is_concurrent() => Some(
                 "a limit of concurrent calls cannot have another algorithm; remove `algorithm` from the file".into(),

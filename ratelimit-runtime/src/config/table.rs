@@ -6,7 +6,7 @@ use std::{
     iter,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -142,9 +142,11 @@ impl OverrideTable {
 pub(super) struct OverrideVersion {
     pub(super) settings: RuleOverride,
     /// The kinds of calls that the settings fit, as far as tried: one bit each, see [`bit_of`].
-    fits: AtomicU64,
+    fits: AtomicU32,
     /// The log has an error about these settings.
     is_reported: AtomicBool,
+    /// The log has a warning that calls ignore their ban.
+    is_ban_reported: AtomicBool,
     first: OnceLock<AppliedRule>,
     /// Earlier versions, newest first: the last that fits each kind of call, and some that no call has
     /// tried.
@@ -234,12 +236,23 @@ impl OverrideVersion {
         if self.fits.load(Ordering::Relaxed) & bit == 0 {
             self.fits.fetch_or(bit, Ordering::Relaxed);
         }
-        (self.settings.enabled != Some(false)).then(|| self.settings.apply(rule))
+        let applied = (self.settings.enabled != Some(false)).then(|| self.settings.apply(rule))?;
+        // A call that waits for its limit cannot ban, unless that is a mistake of the code.
+        if !kind.waits || applied.ban().is_none() || code.ban().is_some() {
+            return Some(applied);
+        }
+        if !self.is_ban_reported.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                rule = code.prefix(),
+                "ignoring the ban that the rules file sets, for calls that wait for their limit"
+            );
+        }
+        Some(applied.with_ban(Duration::ZERO))
     }
 }
 
 /// One bit for each kind of call that settings may or may not fit, including the algorithm in the code.
 /// There is room for 8 algorithms.
-fn bit_of(code: &Rule, kind: CallKind) -> u64 {
-    1 << (8 * position(code.algorithm()) + kind.number())
+fn bit_of(code: &Rule, kind: CallKind) -> u32 {
+    1 << (4 * position(code.algorithm()) + 2 * u32::from(kind.is_settled) + u32::from(kind.is_one_of_several))
 }

@@ -251,7 +251,10 @@ impl Acquire {
                 let mut request = AcquireRequest::single(engine, rule, key, cost, options);
                 request.apply_rules(false);
                 let keys = request.keys();
-                self.go_on(keys.named(request.resolve_or_wait(Err(error), Duration::ZERO)), Some(context))
+                self.go_on(
+                    keys.named(request.resolve_or_wait(Err(error), Duration::ZERO, Duration::ZERO)),
+                    Some(context),
+                )
             }
         }
     }

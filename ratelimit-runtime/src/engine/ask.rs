@@ -63,11 +63,6 @@ impl AcquireRequest {
         pending.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }
 
-    /// The time that is left for the decision on a request that was sent then.
-    pub(super) fn left_since(&self, sent_at: Duration) -> Duration {
-        self.engine.settings().deadline.saturating_sub(self.clock().now().saturating_sub(sent_at))
-    }
-
     /// Asks the store, and again without the shadow rules that have refused, within one deadline.
     pub(super) async fn ask(&self, charges: Charges, consume: bool) -> Resolution {
         self.ask_in_turn(charges, consume).await.0
@@ -79,8 +74,9 @@ impl AcquireRequest {
             let free = Permit::free(uncounted_decision(&charges));
             return (Resolution::Admitted(free, None), StoreAnswer::default());
         }
-        let mut left = self.engine.settings().deadline;
+        let (began, deadline) = (Instant::now(), self.engine.settings().deadline);
         loop {
+            let left = deadline.saturating_sub(began.elapsed());
             let (sent_at, batch) = self.query_store(charges, consume, left).await;
             let decided = batch.as_ref().ok().and_then(|batch| batch.first()).filter(|request| request.outcome.is_ok());
             let answer = decided.map(|request| StoreAnswer::of(&request.charges, sent_at)).unwrap_or_default();
@@ -91,7 +87,6 @@ impl AcquireRequest {
                 }
                 Err(rejection) => charges = rejection.rest,
             }
-            left = left.min(self.left_since(sent_at));
         }
     }
 }

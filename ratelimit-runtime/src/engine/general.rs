@@ -2,6 +2,8 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{
     abandon::{self, AbandonOnDrop},
     ask::{AcquireResult, RefundOnDrop},
@@ -95,8 +97,9 @@ impl AcquireRequest {
         let settlements = self.engine.settlements();
         if charges.iter().any(|charge| settlements.has(charge.counter.id())) {
             return Err(Box::pin(async move {
+                let began = Instant::now();
                 let (sent_at, batch) = self.query_store(charges, true, left).await;
-                match self.resolve_or_wait(batch, sent_at) {
+                match self.resolve_or_wait(batch, sent_at, left.saturating_sub(began.elapsed())) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -106,11 +109,12 @@ impl AcquireRequest {
         // The memory store decides at once.
         let held = self.engine.guard().and_then(|_| abandon::held_charges(&charges));
         match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at),
+            Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at, left),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
+                let began = Instant::now();
                 let reply = AbandonOnDrop::around(&self.engine, held, reply);
                 let batch = self.engine.within(left, reply).await;
-                match self.resolve_or_wait(batch, sent_at) {
+                match self.resolve_or_wait(batch, sent_at, left.saturating_sub(began.elapsed())) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -118,19 +122,18 @@ impl AcquireRequest {
         }
     }
 
+    /// Resolves an answer. `left`: the time for another request, without the shadow rules that have refused.
     pub(super) fn resolve_or_wait(
         self,
         batch: Result<Batch, StoreError>,
         sent_at: Duration,
+        left: Duration,
     ) -> Result<AcquireResult, BoxedAcquire> {
         match self.resolve(batch, true, sent_at) {
             Ok(resolution) => self.act_on(resolution),
             // Asks again, without the shadow rules that have refused.
             Err(rejection) if rejection.rest.is_empty() => Ok(Ok(Permit::free(rejection.decision))),
-            Err(rejection) => {
-                let left = self.left_since(sent_at);
-                self.send(rejection.rest, left)
-            }
+            Err(rejection) => self.send(rejection.rest, left),
         }
     }
 

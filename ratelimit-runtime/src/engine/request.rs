@@ -329,8 +329,7 @@ impl AcquireRequest {
         charge.longest_wait = match self.give_up_at(reason, ticket) {
             _ if !self.waits_for(reason) => Duration::ZERO,
             None => Duration::MAX,
-            // Zero is for no wait at all.
-            Some(at) => at.saturating_sub(self.clock().now()).max(Duration::from_nanos(1)),
+            Some(at) => at.saturating_sub(self.clock().now()).saturating_add(Charge::SHORTEST_WAIT),
         };
     }
 

@@ -18,6 +18,9 @@ use super::{
 };
 use crate::{Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
 
+/// Pause before a call asks again that stands in no queue.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+
 impl AcquireRequest {
     /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.
     pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireResult {
@@ -53,7 +56,7 @@ impl AcquireRequest {
             return Ok(Permit::free(uncounted_decision(&charges)));
         };
         loop {
-            let answer = refused.take();
+            let (answer, mut sleeps_until) = (refused.take(), None);
             charges.iter_mut().for_each(|charge| self.limit_wait(charge));
             let answer = answer.as_ref().map(|answer| (answer, changes));
             let position = match engine.queues().join(id, &charges, answer) {
@@ -105,7 +108,7 @@ impl AcquireRequest {
                         }
                     }
                     (Resolution::Exceeded(exceeded), _) => {
-                        let RetryableRefusal { refusal, reason, ready_in, may_free_early, answer, .. } = *exceeded;
+                        let RetryableRefusal { refusal, reason, ready_in, may_free_early, charges, answer } = *exceeded;
                         position.refused(&answer);
                         if !self.waits_for(reason) {
                             position.probe(); // the others do not wait for this reason, either
@@ -118,9 +121,19 @@ impl AcquireRequest {
                         if give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now >= give_up_at) {
                             return Err(self.final_refusal(position.refusal()).await);
                         }
+                        if !position.is_refused_by(&answer) {
+                            // No queue is for this counter, as with a cost of 0 while it is banned.
+                            let ready_at = now.saturating_add(ready_in.max(SHORTEST_PAUSE));
+                            sleeps_until = Some(give_up_at.map_or(ready_at, |give_up_at| give_up_at.min(ready_at)));
+                            break charges;
+                        }
                     }
                 }
             };
+            drop(position);
+            if let Some(at) = sleeps_until {
+                self.clock().sleep_until(at).await;
+            }
         }
     }
 

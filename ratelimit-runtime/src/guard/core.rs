@@ -38,9 +38,12 @@ pub(super) struct GuardInner {
     pub(super) batches: QuotaBatches,
     /// Notified when the last prefetch task has ended.
     pub(super) prefetches_done: Notify,
-    /// Set by the first hold; see [`Guard::prepare`].
+    /// Set by the first hold or prefetch; see [`Guard::prepare`].
     #[cfg(feature = "redis")]
-    pub(super) is_prepared: AtomicBool,
+    is_prepared: AtomicBool,
+    /// The background runtime has opened its connection, or has tried.
+    #[cfg(feature = "redis")]
+    is_background_connected: AtomicBool,
 }
 
 impl Guard {
@@ -55,20 +58,26 @@ impl Guard {
             prefetches_done: Notify::new(),
             #[cfg(feature = "redis")]
             is_prepared: AtomicBool::new(false),
+            #[cfg(feature = "redis")]
+            is_background_connected: AtomicBool::new(false),
         }))
     }
 
     /// Opens the connection for background work, so that the first settlement finds one. Only the
-    /// first call acts.
+    /// first call acts. Returns true once the connection is open, or can't be opened.
     #[cfg(feature = "redis")]
-    pub(crate) fn prepare(&self) {
-        if let Upstream::Redis(redis) = &self.0.store
-            && !self.0.is_prepared.load(Ordering::Relaxed)
-            && !self.0.is_prepared.swap(true, Ordering::Relaxed)
-        {
-            let redis = redis.clone();
-            let _ = crate::background::spawn(async move { redis.connected().await });
+    pub(crate) fn prepare(&self) -> bool {
+        let Upstream::Redis(redis) = &self.0.store else { return true };
+        if !self.0.is_prepared.load(Ordering::Relaxed) && !self.0.is_prepared.swap(true, Ordering::Relaxed) {
+            let (redis, guard) = (redis.clone(), Arc::downgrade(&self.0));
+            let _ = crate::background::spawn(async move {
+                let _ = redis.connected().await;
+                if let Some(guard) = guard.upgrade() {
+                    guard.is_background_connected.store(true, Ordering::Relaxed);
+                }
+            });
         }
+        self.0.is_background_connected.load(Ordering::Relaxed)
     }
 
     /// Drops the cached denials of these counters, so that the store is asked.

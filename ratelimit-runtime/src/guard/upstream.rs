@@ -52,7 +52,7 @@ impl Upstream {
         if let Self::Redis(redis) = self {
             redis.returned().await;
         }
-        // A slot may move to another node meanwhile. This asks no server.
+        // A slot may move to another node meanwhile. A cluster then looks for that node.
         while self.is_away(slot) {
             sleep(with_jitter(POLL_INTERVAL)).await;
         }

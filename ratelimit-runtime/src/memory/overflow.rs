@@ -96,7 +96,8 @@ impl Overflow {
     ///
     /// The caller has locked the counter: two calls of it at once could both find the last permit.
     pub(super) fn charge(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> Option<Evaluation> {
-        let table = if is_countable(query) { self.table(query.rule)? } else { return None };
+        let fits = is_countable(query) && query.cost <= LARGEST_COUNT;
+        let table = if fits { self.table(query.rule)? } else { return None };
         let cells = self.cells_of(table, id);
         let (counted, now_ms) = table.read(cells, now_ms);
         let found = table.evaluate(query.rule, query.cost, counted, now_ms);

@@ -10,11 +10,3 @@ pub(crate) struct CallKind {
     /// The call may wait for the limit.
     pub(crate) waits: bool,
 }
-
-impl CallKind {
-    /// A number below 8 for each kind.
-    #[cfg(feature = "config")]
-    pub(crate) fn number(self) -> u32 {
-        4 * u32::from(self.waits) + 2 * u32::from(self.is_settled) + u32::from(self.is_one_of_several)
-    }
-}

@@ -174,9 +174,9 @@ impl KeyBy {
 
     /// The first key that is found, for example a user's, or else the address of the client.
     ///
-    /// The first of these keys is used as it is. A key that is found by the n-th one (from 0 on)
-    /// becomes the pair of n and the key, such as `(1,203.0.113.7)`. So no client can name itself
-    /// like the address of another one.
+    /// The first of these keys is used as it is, unless it is a tuple. A tuple, and a key that is found by
+    /// the n-th one (from 0 on), becomes the pair of n and the key, such as `(1,203.0.113.7)`. So no client can
+    /// name itself like the address of another one.
     ///
     /// A header field that occurs twice is refused, as by [`KeyBy::header`], and later keys are not
     /// looked for.
@@ -301,7 +301,9 @@ impl KeyBy {
                 KeyResult::Ambiguous => return Err(AmbiguousKey),
             };
             if let Some(found) = found {
-                let key = if position == 0 { found.key } else { Key::new((position, &found.key)) };
+                let is_tuple = || found.key.with_text(|text| text.starts_with(b"("));
+                let is_as_it_is = self.0.len() == 1 || position == 0 && !is_tuple();
+                let key = if is_as_it_is { found.key } else { Key::new((position, &found.key)) };
                 return Ok(Some(FoundKey { key, ..found }));
             }
         }
@@ -387,6 +389,22 @@ mod tests {
             Ok(found) => found.map(|found| found.key.to_string()),
             Err(AmbiguousKey) => Some("ambiguous".into()),
         }
+    }
+
+    /// A user may choose any name, also that of an address.
+    #[test]
+    fn no_key_of_a_client_looks_like_a_later_key() {
+        let user = KeyBy::extension(|user: &(u64, &'static str)| *user);
+        let name = KeyBy::extension(|name: &&'static str| *name);
+        let by = KeyBy::first_of([user, name, KeyBy::peer_ip(|peer: &SocketAddr| peer.ip())]);
+        let peer = "203.0.113.7:80".parse::<SocketAddr>().unwrap();
+        let request = || Request::builder().extension(peer);
+        let found = |request| find(&by, request).unwrap();
+        assert_eq!(found(request()), "(2,203.0.113.7)");
+        assert_eq!(found(request().extension((2_u64, "203.0.113.7"))), "(0,(2,203.0.113.7))");
+        assert_eq!(found(request().extension("203.0.113.7")), "(1,203.0.113.7)");
+        let single = KeyBy::first_of([KeyBy::extension(|user: &(u64, &'static str)| *user)]);
+        assert_eq!(find(&single, request().extension((2_u64, "x"))).unwrap(), "(2,x)");
     }
 
     #[test]

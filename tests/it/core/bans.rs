@@ -5,10 +5,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ratelimit_runtime::conformance::counter_of;
 use ratelimit_runtime::store::{Charge, Request};
-use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, Permit, Refill, RequestPerMinute, Rule};
+use ratelimit_runtime::{
+    Algorithm, Cause, Key, Limiter, ManualClock, Permit, Refill, RequestPerMinute, Rule, limit_request_per_time,
+};
 
 use crate::support::holds::decide_all;
-use crate::support::{ALGORITHMS, By, LOG, MS, SECOND, Timed, ends, exceeded, fresh_key};
+use crate::support::{ALGORITHMS, By, LOG, MS, SECOND, Timed, ends, exceeded, fresh_key, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const BAN: Duration = Duration::from_secs(600);
@@ -27,6 +29,36 @@ fn banned(answer: Result<Permit, RequestPerMinute>) -> Duration {
     let refused = answer.unwrap_err();
     assert_eq!((refused.cause(), refused.remaining()), (Cause::Banned, 0), "{refused}");
     refused.retry_after().unwrap()
+}
+
+#[limit_request_per_time("priced", 1, Minutes, 5, key = id, cost = cost, on_limit = Wait(max = "5s"), limiter = limiter)]
+async fn priced(limiter: &Limiter, id: u64, cost: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// Also calls that cost nothing, which stand in no queue.
+#[tokio::test]
+async fn calls_wait_for_the_end_of_a_ban_as_long_as_they_may() {
+    const PRICED: Rule = Rule::new("priced", 5, MINUTE);
+    for timed in Timed::both().await {
+        for cost in [0, 1] {
+            let (id, of) = (fresh_key(), timed.of(&PRICED));
+            let call = || {
+                let limiter = timed.limiter.clone();
+                tokio::spawn(async move { priced(&limiter, id, cost).await })
+            };
+            timed.limiter.ban(&PRICED, id, 3 * SECOND).await.unwrap();
+            let calls = [call(), call()];
+            settle().await;
+            assert!(!calls[0].is_finished(), "{of}");
+            timed.advance(3 * SECOND);
+            for call in calls {
+                ends(call).await.unwrap().unwrap();
+            }
+            timed.limiter.ban(&PRICED, id, 10 * SECOND).await.unwrap();
+            assert_eq!(ends(call()).await.unwrap().unwrap_err().cause(), Cause::Banned, "{of}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::{Cause, Key, Rule};
+use ratelimit_runtime::{Cause, Key, Limiter, RequestPerMinute, Rule, limit_request_per_time};
 
 use crate::support::{
     ALGORITHMS, BUCKET, By, FIXED, INTERVAL, LOG, SLIDING, Timed, WINDOWS, admitted, ends, exceeded, fresh_key, hourly,
@@ -99,6 +99,21 @@ async fn a_cost_above_the_count_never_fits() {
             assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 5);
         }
     }
+}
+
+#[limit_request_per_time("costly", 1, Minutes, 5, cost = cost)]
+async fn costly(cost: i128) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// A cost of the largest `u64` is one, such as a product that saturates.
+#[tokio::test]
+async fn an_annotated_cost_never_fits_or_is_invalid() {
+    let limiter = Limiter::in_memory();
+    let cause = async |cost| limiter.scope(costly(cost)).await.unwrap_err().cause();
+    assert_eq!(cause(u64::MAX.into()).await, Cause::NeverFits);
+    assert_eq!(cause(i128::from(u64::MAX) + 1).await, Cause::Misconfigured);
+    assert_eq!(cause(-1).await, Cause::Misconfigured);
 }
 
 /// The largest counts the docs of `Rule::new` name, used up twice, in large and in small costs.

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::{
+    Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
+};
 
-use crate::support::{ALGORITHMS, By as _, FIXED, Timed, exceeded, hourly, lifetime, limiter_on};
+use crate::support::plain_store::PlainStore;
+use crate::support::{ALGORITHMS, By as _, FIXED, Timed, exceeded, hourly, lifetime, limiter_on, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const TRIED: Rule = Rule::new("tried", 2, MINUTE).with_shadow(true);
@@ -25,6 +28,31 @@ async fn a_shadow_rule_counts_and_never_refuses() {
             timed.limiter.reset(&rule, 1).await.unwrap();
         }
     }
+}
+
+/// One deadline bounds the decision. The request without the shadow rule gets what is left of it.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_by_a_shadow_rule_does_not_prolong_the_deadline() {
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let builder = Limiter::builder("memory://").clock(clock.clone()).deadline(MINUTE / 60);
+    let limiter = builder.on_store_error(OnStoreError::Deny).over(store.clone()).unwrap();
+    limiter.acquire_n(&TRIED, 1, 2).await.unwrap();
+    store.hold();
+    let call = tokio::spawn(limiter.acquire_all(&[(&TRIED, Key::new(1), 1), (&HELD, Key::new(1), 1)]));
+    let pass = async |by: Duration| {
+        settle().await;
+        clock.advance(by);
+        tokio::time::advance(by).await;
+        settle().await;
+    };
+    pass(Duration::from_millis(900)).await;
+    let before = store.calls();
+    store.release();
+    pass(Duration::from_millis(200)).await;
+    assert_eq!(store.calls(), before + 1, "it is asked again");
+    assert!(call.is_finished());
+    assert_eq!(call.await.unwrap().unwrap_err().cause(), Cause::Unavailable);
 }
 
 /// Admitted calls beyond the count are not charged. Otherwise a trial would show more refusals than

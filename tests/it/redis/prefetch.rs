@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use ratelimit_harness::RedisServer;
+use ratelimit_harness::{Mode, Proxy, RedisServer};
 use ratelimit_runtime::{
     Cause, Health, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
 };
@@ -52,6 +52,18 @@ async fn most_calls_of_a_prefetching_rule_need_no_round_trip() {
     let takes = script_calls(server);
     exceeded(timed.limiter.acquire(&rule(10_000, 100), key).await);
     assert_eq!(script_calls(server), takes, "a refusal is known");
+}
+
+/// To open another connection for it takes longer than the deadline.
+#[tokio::test]
+async fn a_first_prefetch_uses_the_connection_of_its_caller() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(Duration::from_millis(500));
+    let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
+    limiter.acquire(&rule(10, 1), fresh_key()).await.unwrap(); // the scripts are loaded
+    proxy.set(Mode::Delay(Duration::from_millis(150)));
+    limiter.acquire(&rule(10, 5), fresh_key()).await.unwrap();
 }
 
 /// One process is granted all, whatever the numbers are and in whichever portions.

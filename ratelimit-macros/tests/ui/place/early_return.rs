@@ -27,6 +27,29 @@ fn before_a_return(id: u64) -> BoxFuture {
     });
 }
 
+#[limit_request_per_time("item", 1, Days, 1)]
+fn behind_bars(id: u64, other: Option<u64>) -> BoxFuture {
+    if id == 0 || id == 7 || other.is_some() {
+        return Box::pin(std::future::ready(Ok(())));
+    }
+    Box::pin(async move { Ok(()) })
+}
+
+enum Id {
+    One { id: u64 },
+    Two { id: u64 },
+    Three,
+}
+
+#[limit_request_per_time("item", 1, Days, 1)]
+fn behind_patterns(id: Id) -> BoxFuture {
+    match id {
+        | Id::One { id: 0 } | Id::Two { id: 0 } => return Box::pin(std::future::ready(Ok(()))),
+        Id::One { .. } | Id::Two { .. } | Id::Three => {}
+    }
+    Box::pin(async move { Ok(()) })
+}
+
 /// Those of closures, functions and async blocks are their own.
 #[limit_request_per_time("item", 1, Days, 1)]
 fn fits(id: u64) -> BoxFuture {
@@ -38,6 +61,18 @@ fn fits(id: u64) -> BoxFuture {
     };
     let or = id | next(id);
     let _other = async { return };
+    let _each = [1, 2].map(|id| if id == 1 { return 1 } else { return 2 });
+    let walk = |act: &mut dyn FnMut(u64)| act(id);
+    walk(&mut |id| {
+        if id > 7 || id == 3 {
+            return;
+        }
+    });
+    // `#[instrument]` above the limit makes this of it.
+    if false {
+        let returned: BoxFuture = loop {};
+        return returned;
+    }
     return Box::pin(async move {
         if is_even(or) {
             return Ok(());
@@ -47,5 +82,6 @@ fn fits(id: u64) -> BoxFuture {
 }
 
 fn main() {
-    let _ = (in_a_branch(1), before_a_return(1), fits(1));
+    let _ = (in_a_branch(1), before_a_return(1), behind_bars(1, None), fits(1));
+    let _ = [Id::One { id: 1 }, Id::Two { id: 1 }, Id::Three].map(behind_patterns);
 }

@@ -87,7 +87,8 @@ pub(crate) enum Turn {
 
 /// The time when the caller of a charge stops waiting for its counter.
 fn gives_up_at(charge: &Charge, now: Duration) -> Option<Duration> {
-    (charge.longest_wait < Duration::MAX).then(|| now.saturating_add(charge.longest_wait))
+    let is_limited = charge.longest_wait < Duration::MAX;
+    is_limited.then(|| now.saturating_add(charge.longest_wait.saturating_sub(Charge::SHORTEST_WAIT)))
 }
 
 fn wake(wakes: Wakes) {
@@ -349,6 +350,13 @@ impl QueuePosition<'_> {
     /// Applies the answer that admitted the caller. The caller leaves the queues.
     pub(crate) fn admitted(self, answer: &StoreAnswer) {
         self.queues.update(|state, now, _| state.learn(answer, |_| false, now, self.queues.is_shared));
+    }
+
+    /// True if the caller stands in the queue of the counter that gave this refusal.
+    pub(crate) fn is_refused_by(&self, answer: &StoreAnswer) -> bool {
+        let Some((id, _)) = &answer.refusal else { return false };
+        let state = self.queues.lock();
+        state.callers.get(&self.ticket).is_some_and(|caller| caller.counters.iter().any(|counter| counter.id == *id))
     }
 
     /// Lets the first caller ask, whatever the latest answer was.

@@ -520,9 +520,15 @@ impl WaitState {
         for counter in counters {
             let Some(end) = counter.gives_up_at else { continue };
             let is_last = || counters.iter().all(|other| other.gives_up_at.is_some_and(|end| end <= now));
+            // What a caller who asks now will be told is not known.
+            let is_asked = |queue: &WaitQueue| queue.askers > 0 && now >= queue.ready_at;
+            let may_have_room = || {
+                self.queues.get(&counter.id).is_some_and(is_asked)
+                    || self.has_room(counter.id, ticket, counter.cost, now)
+            };
             let at = match end <= now {
                 false => end,
-                true if is_last() || !self.has_room(counter.id, ticket, counter.cost, now) => return Some(end),
+                true if is_last() || !may_have_room() => return Some(end),
                 true => now.saturating_add(LOOK_AGAIN),
             };
             next = Some(next.map_or(at, |next: Duration| next.min(at)));
