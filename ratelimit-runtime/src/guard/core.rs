@@ -7,6 +7,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::sync::Notify;
+#[cfg(feature = "redis")]
+use tokio::{runtime::Handle, sync::watch, time::timeout};
 
 use super::{
     denials::{Denial, DenialCache, ServerEpoch},
@@ -43,7 +45,7 @@ pub(super) struct GuardInner {
     is_prepared: AtomicBool,
     /// The background runtime has opened its connection, or has tried.
     #[cfg(feature = "redis")]
-    is_background_connected: AtomicBool,
+    is_background_connected: watch::Sender<bool>,
 }
 
 impl Guard {
@@ -59,25 +61,37 @@ impl Guard {
             #[cfg(feature = "redis")]
             is_prepared: AtomicBool::new(false),
             #[cfg(feature = "redis")]
-            is_background_connected: AtomicBool::new(false),
+            is_background_connected: watch::Sender::new(false),
         }))
     }
 
     /// Opens the connection for background work, so that the first settlement finds one. Only the
-    /// first call acts. Returns true once the connection is open, or can't be opened.
+    /// first call acts.
     #[cfg(feature = "redis")]
-    pub(crate) fn prepare(&self) -> bool {
-        let Upstream::Redis(redis) = &self.0.store else { return true };
+    pub(crate) fn prepare(&self) {
+        let Upstream::Redis(redis) = &self.0.store else { return };
         if !self.0.is_prepared.load(Ordering::Relaxed) && !self.0.is_prepared.swap(true, Ordering::Relaxed) {
             let (redis, guard) = (redis.clone(), Arc::downgrade(&self.0));
             let _ = crate::background::spawn(async move {
                 let _ = redis.connected().await;
                 if let Some(guard) = guard.upgrade() {
-                    guard.is_background_connected.store(true, Ordering::Relaxed);
+                    guard.is_background_connected.send_replace(true);
                 }
             });
         }
-        self.0.is_background_connected.load(Ordering::Relaxed)
+    }
+
+    /// Waits until background work has an open connection, for half of the deadline at most. Returns whether
+    /// it has one, or has failed to open one.
+    #[cfg(feature = "redis")]
+    pub(super) async fn has_prepared(&self) -> bool {
+        let is_connected = || *self.0.is_background_connected.borrow();
+        if !matches!(self.0.store, Upstream::Redis(_)) || is_connected() || Handle::try_current().is_err() {
+            return true;
+        }
+        self.prepare();
+        let mut is_connected = self.0.is_background_connected.subscribe();
+        timeout(self.0.deadline / 2, is_connected.wait_for(|is_connected| *is_connected)).await.is_ok()
     }
 
     /// Drops the cached denials of these counters, so that the store is asked.

@@ -75,6 +75,12 @@ impl Guard {
         }
         let store = self.clone();
         Reply::Pending(Box::pin(async move {
+            // To open the connection for prefetches may take longer than the deadline. Meanwhile the caller
+            // charges its cost alone, by a connection of its own runtime.
+            #[cfg(feature = "redis")]
+            if !store.has_prepared().await {
+                return store.ask_upstream(request.into()).answer().await;
+            }
             let charge = &mut request.charges[0];
             let answer = match store.spend_or_wait(charge) {
                 SpendResult::Spent(outcome) => QuotaAnswer::Spent(charge.cost, outcome),
@@ -118,14 +124,7 @@ impl Guard {
     }
 
     /// Spends quota, or joins the callers who wait for a prefetch, and starts one if needed.
-    ///
-    /// While the background opens its connection, which may take longer than the deadline, the caller charges
-    /// its cost alone, by its own connection.
     fn spend_or_wait(&self, charge: &Charge) -> SpendResult {
-        #[cfg(feature = "redis")]
-        if !self.prepare() {
-            return SpendResult::AskUpstream;
-        }
         let Charge { counter, rule, cost, .. } = charge;
         let (result, follow_up) = self.0.batches.spend_or_wait(counter, rule, *cost, self.0.clock.now_us());
         if let Some(prefetch) = self.follow(counter.id(), follow_up) {
