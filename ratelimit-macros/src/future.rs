@@ -78,7 +78,7 @@ fn returns_of_tail(statements: &[Stmt]) -> usize {
     }
 }
 
-/// Adds each `return`, but for those of closures, functions, async blocks and macros inside.
+/// Adds each `return`, but for those of closures, functions, async blocks and `macro_rules!` inside.
 fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
     // Words that an expression may follow.
     const BEFORE_EXPRESSION: [&str; 10] =
@@ -86,16 +86,22 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let is_word = |at: usize, word: &str| matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word);
     let is_sign = |at: usize, signs: &str| tokens.get(at).is_some_and(|token| is_punct(token, signs));
+    let is_arrow = |at: usize, begin: &str| is_sign(at, begin) && is_sign(at + 1, ">");
     // The place behind the next block, or behind one of these signs.
     let end_from = |from: usize, signs: &str| {
-        let is_end = |at: &usize| is_sign(*at, signs) || tokens.get(*at).is_none_or(is_braced);
-        (from..).find(is_end).unwrap_or(from) + 1
+        let is_end = |at: &usize| is_sign(*at, signs) || is_braced(&tokens[*at]);
+        (from..tokens.len()).find(is_end).map_or(tokens.len(), |at| at + 1)
     };
     let (mut at, mut begins) = (0, true); // an expression may begin here
     while let Some(token) = tokens.get(at) {
         at += 1;
         begins = match token {
-            TokenTree::Ident(word) if word == "async" || word == "fn" => {
+            TokenTree::Ident(word) if word == "async" => {
+                at = end_from(at, ";");
+                false
+            }
+            // Not the type of a function.
+            TokenTree::Ident(word) if word == "fn" && matches!(tokens.get(at), Some(TokenTree::Ident(_))) => {
                 at = end_from(at, ";");
                 false
             }
@@ -104,19 +110,26 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
                 at = end_from(at, "");
                 false
             }
+            TokenTree::Ident(word) if word == "macro_rules" => {
+                at = end_from(at, ";");
+                false
+            }
             TokenTree::Ident(word) => {
                 found.extend((word == "return").then(|| word.span()));
                 BEFORE_EXPRESSION.iter().any(|before| word == before)
             }
+            // A closure, unless it is the first pattern of an arm of a `match`.
             TokenTree::Punct(_) if begins && is_sign(at - 1, "|") => {
-                // A closure, or the pattern of a `match` that begins with `|`.
                 let body = (at..tokens.len()).find(|at| is_sign(*at, "|")).map_or(tokens.len(), |at| at + 1);
-                let mut end = end_from(body, ",;");
+                // With a type, the body is a block.
+                let signs = if is_arrow(body, "-") { "" } else { ",;" };
+                let mut end = end_from(body, signs);
                 while is_word(end, "else") {
                     end = end_from(end, ",;");
                 }
-                let is_pattern = (body..end).any(|at| is_sign(at, "=") && is_sign(at + 1, ">"));
-                at = if is_pattern { body } else { end };
+                if !(at..end).any(|at| is_arrow(at, "=")) {
+                    at = end;
+                }
                 false
             }
             TokenTree::Punct(_) if is_sign(at - 1, "|") && is_sign(at, "|") => {
@@ -125,10 +138,7 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
             }
             TokenTree::Punct(punct) => !matches!(punct.as_char(), '.' | '?'),
             TokenTree::Group(group) => {
-                let is_of_macro = at > 2 && is_sign(at - 2, "!") && matches!(tokens[at - 3], TokenTree::Ident(_));
-                if !is_of_macro {
-                    find_returns(group.stream(), found);
-                }
+                find_returns(group.stream(), found);
                 at > 1 && is_sign(at - 2, "#") // an attribute
             }
             TokenTree::Literal(_) => false,

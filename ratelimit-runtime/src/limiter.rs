@@ -118,7 +118,7 @@ impl Limiter {
 
     /// Charges a cost to the rule's counter for this key.
     ///
-    /// The cost is in the units of the rule's count. A cost of 0 is always admitted, and charges
+    /// The cost is in the units of the rule's count. A cost of 0 is always admitted, but for a ban, and charges
     /// nothing. Errors, cancellation and panics are as for [`Limiter::acquire`].
     #[inline]
     pub fn acquire_n<K: RateKey>(

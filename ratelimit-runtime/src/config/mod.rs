@@ -97,8 +97,8 @@
 //!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
 //!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
 //!   fitted stay in effect, or else the code.
-//! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with one warning in the log: a
-//!   banned caller should not wait.
+//! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with a warning in the log: a
+//!   banned caller should not wait. Calls with a rule of [`Rules::rule`] are refused as misconfigured.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
 //!   warning with the prefixes that no call has used within a minute. A misspelt key below `keys` is not
 //!   noticed: any key may come.

@@ -18,8 +18,9 @@ use super::{
 };
 use crate::{Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
 
-/// Pause before a call asks again that stands in no queue.
+/// Pauses before a call asks again that stands in no queue. Others may end what it waits for, such as a ban.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl AcquireRequest {
     /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.
@@ -118,21 +119,28 @@ impl AcquireRequest {
                         let give_up_at = self.wait_ticket.and_then(|ticket| self.give_up_at(reason, ticket));
                         let now = self.clock().now();
                         let soonest = if may_free_early { now } else { now.saturating_add(ready_in) };
-                        if give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now >= give_up_at) {
-                            return Err(self.final_refusal(position.refusal()).await);
-                        }
-                        if !position.is_refused_by(&answer) {
+                        let is_too_late = give_up_at.is_some_and(|end| soonest > end || now >= end);
+                        match (position.is_refused_by(&answer), is_too_late) {
+                            (true, true) => return Err(self.final_refusal(position.refusal()).await),
+                            (true, false) => {}
+                            (false, true) => return Err(refusal),
                             // No queue is for this counter, as with a cost of 0 while it is banned.
-                            let ready_at = now.saturating_add(ready_in.max(SHORTEST_PAUSE));
-                            sleeps_until = Some(give_up_at.map_or(ready_at, |give_up_at| give_up_at.min(ready_at)));
-                            break charges;
+                            (false, false) => {
+                                let ready_at = now.saturating_add(ready_in.clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+                                sleeps_until = Some(give_up_at.map_or(ready_at, |end| end.min(ready_at)));
+                                break charges;
+                            }
                         }
                     }
                 }
             };
             drop(position);
-            if let Some(at) = sleeps_until {
-                self.clock().sleep_until(at).await;
+            let Some(at) = sleeps_until else { continue };
+            tokio::select! {
+                biased;
+                () = engine.outage_waiters().closed() => return Err(self.final_refusal(None).await),
+                () = rules_changed(&mut rule_changes) => {}
+                () = self.clock().sleep_until(at) => {}
             }
         }
     }

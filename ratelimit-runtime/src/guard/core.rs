@@ -82,14 +82,17 @@ impl Guard {
     }
 
     /// Waits until background work has an open connection, for half of the deadline at most. Returns whether
-    /// it has one, or has failed to open one.
+    /// it has one, or has failed to open one. The server of this counter may also be known to be away.
     #[cfg(feature = "redis")]
-    pub(super) async fn has_prepared(&self) -> bool {
+    pub(super) async fn has_prepared(&self, counter: &crate::CounterName) -> bool {
         let is_connected = || *self.0.is_background_connected.borrow();
         if !matches!(self.0.store, Upstream::Redis(_)) || is_connected() || Handle::try_current().is_err() {
             return true;
         }
         self.prepare();
+        if self.0.store.is_away(self.0.store.slot(counter)) {
+            return true;
+        }
         let mut is_connected = self.0.is_background_connected.subscribe();
         timeout(self.0.deadline / 2, is_connected.wait_for(|is_connected| *is_connected)).await.is_ok()
     }

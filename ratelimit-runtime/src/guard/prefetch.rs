@@ -78,7 +78,7 @@ impl Guard {
             // To open the connection for prefetches may take longer than the deadline. Meanwhile the caller
             // charges its cost alone, by a connection of its own runtime.
             #[cfg(feature = "redis")]
-            if !store.has_prepared().await {
+            if !store.has_prepared(&request.charges[0].counter).await {
                 return store.ask_upstream(request.into()).answer().await;
             }
             let charge = &mut request.charges[0];

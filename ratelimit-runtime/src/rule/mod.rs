@@ -281,7 +281,8 @@ impl Rule {
     /// for the limit, because a caller that is banned should not wait. In the attribute, `ban` with
     /// `on_limit = Wait` is a compile error. A call that waits in another way, such as
     /// [`Limiter::acquire_within`](crate::Limiter::acquire_within), is refused as
-    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured). It ignores a ban that only a rules file sets.
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured). It ignores a ban with which a rules file
+    /// overrides a rule.
     ///
     /// ```
     /// use ratelimit_runtime::{Cause, Limiter, Rule};

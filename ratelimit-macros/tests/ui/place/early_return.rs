@@ -1,5 +1,7 @@
 //! A function that returns before the async block that the limit is in.
 
+#![allow(unreachable_code, unused_variables)]
+
 use std::pin::Pin;
 
 use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
@@ -50,6 +52,46 @@ fn behind_patterns(id: Id) -> BoxFuture {
     Box::pin(async move { Ok(()) })
 }
 
+#[limit_request_per_time("item", 1, Days, 1)]
+fn behind_leading_bars(id: Id) -> BoxFuture {
+    match id {
+        | Id::Three => return Box::pin(std::future::ready(Ok(()))),
+        | Id::One { .. } => {}
+        | Id::Two { .. } => {}
+    }
+    Box::pin(async move { Ok(()) })
+}
+
+macro_rules! or {
+    ($value:expr, $else:expr) => {
+        match $value {
+            Some(value) => value,
+            None => $else,
+        }
+    };
+}
+
+#[limit_request_per_time("item", 1, Days, 1)]
+fn in_a_macro(id: Option<u64>) -> BoxFuture {
+    let id: u64 = or!(id, return Box::pin(std::future::ready(Ok(()))));
+    Box::pin(async move {
+        drop(id);
+        Ok(())
+    })
+}
+
+#[limit_request_per_time("item", 1, Days, 1)]
+fn behind_a_function_type(id: u64) -> BoxFuture {
+    let next: fn(u64) -> u64 = match id {
+        0 => return Box::pin(std::future::ready(Ok(()))),
+        _ => |id| id,
+    };
+    Box::pin(async move {
+        next(id);
+        Ok(())
+    })
+}
+
 /// Those of closures, functions and async blocks are their own.
 #[limit_request_per_time("item", 1, Days, 1)]
 fn fits(id: u64) -> BoxFuture {
@@ -62,6 +104,18 @@ fn fits(id: u64) -> BoxFuture {
     let or = id | next(id);
     let _other = async { return };
     let _each = [1, 2].map(|id| if id == 1 { return 1 } else { return 2 });
+    macro_rules! stop {
+        ($value:expr) => {
+            return $value
+        };
+    }
+    let parse = |text: &str| -> Result<u64, String> {
+        if text.is_empty() {
+            return Err(text.to_owned());
+        }
+        stop!(Ok(1))
+    };
+    let _ = parse("");
     let walk = |act: &mut dyn FnMut(u64)| act(id);
     walk(&mut |id| {
         if id > 7 || id == 3 {
@@ -82,6 +136,7 @@ fn fits(id: u64) -> BoxFuture {
 }
 
 fn main() {
-    let _ = (in_a_branch(1), before_a_return(1), behind_bars(1, None), fits(1));
+    let _ = (in_a_branch(1), before_a_return(1), behind_bars(1, None), in_a_macro(None));
+    let _ = (behind_a_function_type(1), behind_leading_bars(Id::Three), fits(1));
     let _ = [Id::One { id: 1 }, Id::Two { id: 1 }, Id::Three].map(behind_patterns);
 }
