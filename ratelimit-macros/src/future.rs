@@ -78,7 +78,7 @@ fn returns_of_tail(statements: &[Stmt]) -> usize {
     }
 }
 
-/// Adds each `return`, but for those of closures, functions, async blocks and `macro_rules!` inside.
+/// Adds each `return` with a value, but for those of closures, functions and async blocks inside.
 fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
     // Words that an expression may follow.
     const BEFORE_EXPRESSION: [&str; 10] =
@@ -110,12 +110,10 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
                 at = end_from(at, "");
                 false
             }
-            TokenTree::Ident(word) if word == "macro_rules" => {
-                at = end_from(at, ";");
-                false
-            }
             TokenTree::Ident(word) => {
-                found.extend((word == "return").then(|| word.span()));
+                // Without a value, it is one of an async block or a closure that a macro makes.
+                let leaves = word == "return" && at < tokens.len() && !is_sign(at, ",;");
+                found.extend(leaves.then(|| word.span()));
                 BEFORE_EXPRESSION.iter().any(|before| word == before)
             }
             // A closure, unless it is the first pattern of an arm of a `match`.

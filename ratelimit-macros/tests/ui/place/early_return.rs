@@ -62,6 +62,13 @@ fn behind_leading_bars(id: Id) -> BoxFuture {
     Box::pin(async move { Ok(()) })
 }
 
+/// As `stream!` does.
+macro_rules! make {
+    ($($body:tt)*) => {
+        async { $($body)* }
+    };
+}
+
 macro_rules! or {
     ($value:expr, $else:expr) => {
         match $value {
@@ -78,6 +85,19 @@ fn in_a_macro(id: Option<u64>) -> BoxFuture {
         drop(id);
         Ok(())
     })
+}
+
+#[limit_request_per_time("item", 1, Days, 1)]
+fn by_a_macro(id: Option<u64>) -> BoxFuture {
+    macro_rules! stop {
+        ($value:expr) => {
+            return Box::pin(std::future::ready($value))
+        };
+    }
+    if id.is_none() {
+        stop!(Ok(()));
+    }
+    Box::pin(async move { Ok(()) })
 }
 
 #[limit_request_per_time("item", 1, Days, 1)]
@@ -104,16 +124,12 @@ fn fits(id: u64) -> BoxFuture {
     let or = id | next(id);
     let _other = async { return };
     let _each = [1, 2].map(|id| if id == 1 { return 1 } else { return 2 });
-    macro_rules! stop {
-        ($value:expr) => {
-            return $value
-        };
-    }
+    let stopped = make! { if id == 0 { return; } };
     let parse = |text: &str| -> Result<u64, String> {
         if text.is_empty() {
             return Err(text.to_owned());
         }
-        stop!(Ok(1))
+        Ok(1)
     };
     let _ = parse("");
     let walk = |act: &mut dyn FnMut(u64)| act(id);
@@ -136,7 +152,7 @@ fn fits(id: u64) -> BoxFuture {
 }
 
 fn main() {
-    let _ = (in_a_branch(1), before_a_return(1), behind_bars(1, None), in_a_macro(None));
+    let _ = (in_a_branch(1), before_a_return(1), behind_bars(1, None), in_a_macro(None), by_a_macro(None));
     let _ = (behind_a_function_type(1), behind_leading_bars(Id::Three), fits(1));
     let _ = [Id::One { id: 1 }, Id::Two { id: 1 }, Id::Three].map(behind_patterns);
 }

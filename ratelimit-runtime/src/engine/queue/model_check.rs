@@ -97,7 +97,7 @@ fn a_refund_is_not_missed() {
         let changes = queues.changes(&[charge(1)]);
         thread::scope(|threads| {
             threads.spawn(|| queues.changed(&charge(1).counter));
-            let position = queues.join(1, &[charge(1)], Some((&answer(1, 0), changes)), None);
+            let position = queues.join(1, &[charge(1)], Some((&answer(1, 0), changes)));
             let position = position.unwrap_or_else(|_| panic!("there is space in the queue"));
             assert_eq!(block_on(position.turn()), Turn::Ask { early: true });
         });

@@ -257,7 +257,11 @@ fn a_caller_times_out_behind_a_younger_one() {
         let (second, _) = enqueue(&queue, 1);
         clock.advance(pause);
         let (joined, _) = enqueue(&queue, 0);
-        assert_eq!(queue.time_out(began), Some(began + 1));
+        thread::scope(|threads| {
+            threads.spawn(|| queue.time_out(began));
+            queue.time_out(began);
+        });
+        assert_eq!(queue.oldest_ms(), Some(began + 1));
         assert_eq!(queue.time_out(began + 1), Some(began + 2));
         assert!(block_on(first).is_none() && block_on(second).is_none());
         drop(joined);
