@@ -59,10 +59,11 @@ async fn most_calls_of_a_prefetching_rule_need_no_round_trip() {
 async fn a_first_prefetch_uses_the_connection_of_its_caller() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
-    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(SECOND);
+    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(5 * SECOND);
     let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
-    limiter.acquire(&rule(10, 1), fresh_key()).await.unwrap(); // the scripts are loaded
-    proxy.set(Mode::Delay(Duration::from_millis(150)));
+    limiter.acquire_within(&rule(10, 1), fresh_key(), SECOND).await.unwrap(); // loads the same script
+    // A round trip takes twice as long; to connect and ask takes three of them.
+    proxy.set(Mode::Delay(Duration::from_millis(900)));
     limiter.acquire(&rule(10, 5), fresh_key()).await.unwrap();
 }
 
