@@ -24,6 +24,7 @@ mod browser;
 mod clock;
 mod cluster;
 pub mod history;
+pub mod mutants;
 mod patience;
 mod port;
 mod process;

@@ -1,28 +1,18 @@
 //! Mutants of the Lua scripts: each comparison, number, sign and branch is changed, one at a time,
 //! and the tests have to fail. `tests/lua_mutants` builds what this needs and runs it.
 //!
-//! Arguments: the test program `it`, built with `--cfg lua_mutants`, and options. `--sample 300`
-//! draws that many mutants, always the same ones. `--from 66` begins at the 66th of them. `--only
-//! bucket` takes files whose path contains the word. `--jobs 4` tries that many at once. `--list`
-//! runs nothing.
+//! Arguments: the test program `it`, built with `--cfg lua_mutants`, and the options of
+//! `ratelimit_harness::mutants`.
 //!
 //! A mutant that no test notices is a survivor. `tests/lua_mutants.txt` lists those that are known,
 //! each with its reason. Another one is an error.
 
-use std::{
-    collections::HashMap,
-    env, fs,
-    num::NonZeroUsize,
-    os::unix::fs::FileExt as _,
-    path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, fs};
+
+use ratelimit_harness::mutants::{Options, TestProgram, try_all};
 
 /// Tests that run until one fails. The first find most mutants, within seconds.
 const STAGES: &[&[&str]] = &[
@@ -41,9 +31,6 @@ const STAGES: &[&[&str]] = &[
 ];
 /// Tests of a stage that change nothing here, and take long.
 const SKIPPED: &[&str] = &["redis::cluster", "redis::sentinel", "redis::tls", "redis::server", "redis::connection"];
-/// A script that does not end stops its tests until then.
-const LONGEST_STAGE: Duration = Duration::from_secs(240);
-const SEED: u64 = 20_261_123;
 const KNOWN: &str = include_str!("../../lua_mutants.txt");
 
 /// One change of one file.
@@ -179,53 +166,11 @@ fn lua_files(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Runs the stages until a test fails. Returns the stage and the first test that failed.
-fn killer(program: &str, mutant: &Path) -> Option<String> {
-    for stage in STAGES {
-        let output = tempfile::tempfile().expect("a file");
-        let mut tests = Command::new(program)
-            .args(*stage)
-            .args(SKIPPED.iter().flat_map(|name| ["--skip", name]))
-            .args(["--test-threads", "4"])
-            .env("RATELIMIT_LUA_MUTANT", mutant)
-            .stdout(output.try_clone().expect("a file"))
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the test program");
-        let end = Instant::now() + LONGEST_STAGE;
-        loop {
-            let is_success = tests.try_wait().expect("its state").map(|status| status.success());
-            let failed = first_failure(&output).or_else(|| match is_success {
-                Some(true) => None,
-                Some(false) => Some("the test program".to_owned()),
-                None => (Instant::now() > end).then(|| format!("no end: {}", stage[0])),
-            });
-            if failed.is_some() {
-                let _ = (tests.kill(), tests.wait()); // its servers end with it
-                return failed;
-            }
-            if is_success.is_some() {
-                break;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-    None
-}
-
-/// The first failed test in the output of tests that may still be running.
-fn first_failure(output: &fs::File) -> Option<String> {
-    let mut text = vec![0; usize::try_from(output.metadata().expect("its size").len()).expect("a small file")];
-    output.read_exact_at(&mut text, 0).expect("the output of the tests");
-    let text = String::from_utf8_lossy(&text);
-    let failed = text.lines().find(|line| line.ends_with("FAILED"))?;
-    Some(failed.trim_start_matches("test ").to_owned())
-}
-
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
-    let option = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ratelimit-runtime/src/algorithm");
+    let options = Options::parse(&args);
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tests.join("../ratelimit-runtime/src/algorithm");
     let mut files = Vec::new();
     lua_files(&folder, &mut files);
     files.sort();
@@ -233,75 +178,32 @@ fn main() -> ExitCode {
     for path in files {
         let text = fs::read_to_string(&path).expect("a Lua file");
         let file = path.strip_prefix(&folder).expect("a file of the folder").to_owned();
-        if option("--only").is_none_or(|only| file.to_string_lossy().contains(only.as_str())) {
-            let its_mutants = mutants(&text).into_iter();
-            all.extend(its_mutants.map(|(start, end, replacement)| Mutant {
-                file: file.clone(),
-                start,
-                end,
-                replacement,
-            }));
-        }
+        let its_mutants = mutants(&text).into_iter();
+        all.extend(its_mutants.map(|(start, end, replacement)| Mutant { file: file.clone(), start, end, replacement }));
         texts.insert(file, text);
     }
     let total = all.len();
-    if let Some(sample) = option("--sample") {
-        fastrand::Rng::with_seed(SEED).shuffle(&mut all);
-        all.truncate(sample.parse().expect("--sample takes a number"));
-    }
-    if let Some(from) = option("--from") {
-        let from = from.parse::<NonZeroUsize>().expect("--from takes the number of a mutant").get();
-        all.drain(..all.len().min(from - 1));
-    }
-    if args.iter().any(|arg| arg == "--list") {
-        for mutant in &all {
-            println!("{}", mutant.describe(&texts[&mutant.file]));
-        }
-        println!("{} of {total} mutants", all.len());
+    let chosen = options.choose(all, |mutant| &mutant.file);
+    let describe = |mutant: &Mutant| mutant.describe(&texts[&mutant.file]);
+    println!("{} of {total} mutants", chosen.len());
+    if options.list {
+        chosen.iter().for_each(|mutant| println!("{}", describe(mutant)));
         return ExitCode::SUCCESS;
     }
-    let program = args.first().expect("the test program");
-    let jobs = option("--jobs").map_or(1, |jobs| jobs.parse::<NonZeroUsize>().expect("--jobs takes a number").get());
+    let program = TestProgram {
+        path: Path::new(args.first().expect("the test program")),
+        folder: tests,
+        variable: "RATELIMIT_LUA_MUTANT",
+        skipped: SKIPPED,
+    };
+    let killer = |mutant: &Path| STAGES.iter().find_map(|stage| program.killer(stage, mutant.as_os_str()));
     let folder = tempfile::tempdir().expect("a folder");
     let unchanged = folder.path().join("unchanged");
     fs::write(&unchanged, "").expect("a file");
-    assert_eq!(killer(program, &unchanged), None, "the tests fail without a mutant");
-    let (next, survivors, known) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
-    thread::scope(|threads| {
-        for job in 0..jobs {
-            let path = folder.path().join(format!("mutant{job}"));
-            let (all, texts, next, survivors, known) = (&all, &texts, &next, &survivors, &known);
-            threads.spawn(move || {
-                while let Some(mutant) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let text = &texts[&mutant.file];
-                    fs::write(&path, format!("{text}\0{}", mutant.apply(text))).expect("a file");
-                    let name = mutant.describe(text);
-                    let begun = Instant::now();
-                    let result = match killer(program, &path) {
-                        Some(failed) => format!("caught by {failed}"),
-                        None if KNOWN.lines().any(|line| line == name) => {
-                            known.fetch_add(1, Ordering::Relaxed);
-                            "survives, as known".to_owned()
-                        }
-                        None => {
-                            survivors.lock().expect("no panic").push(name.clone());
-                            "SURVIVES".to_owned()
-                        }
-                    };
-                    println!("{:.0} s {name}: {result}", begun.elapsed().as_secs_f64());
-                }
-            });
-        }
-    });
-    let (known, survivors) = (known.into_inner(), survivors.into_inner().expect("no panic"));
-    println!(
-        "\n{} mutants of {total}: {} caught, {known} known survivors, {} others",
-        all.len(),
-        all.len() - known - survivors.len(),
-        survivors.len()
-    );
-    for name in &survivors {
-        println!("{name}");
-    }
-    if survivors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    assert_eq!(killer(&unchanged), None, "the tests fail without a mutant");
+    try_all(&chosen, options.jobs, KNOWN, describe, |job, mutant| {
+        let (path, text) = (folder.path().join(format!("mutant{job}")), &texts[&mutant.file]);
+        fs::write(&path, format!("{text}\0{}", mutant.apply(text))).expect("a file");
+        killer(&path)
+    })
 }

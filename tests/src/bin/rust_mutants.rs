@@ -1,0 +1,456 @@
+//! Mutants of the Rust code that counts. `cargo mutants` lists them; this builds all of them into one
+//! program, where a variable chooses one, so that none needs a build of its own.
+//! `tests/rust_mutants` makes what this needs and runs it.
+//!
+//! Arguments: the list of mutants (JSON), a copy of the sources, which is changed, and the options of
+//! `ratelimit_harness::mutants`.
+//!
+//! A mutant that no test notices is a survivor. `tests/rust_mutants.txt` lists those that are known,
+//! each with its reason. Another one is an error.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::{env, fs, thread};
+
+use ratelimit_harness::mutants::{Options, TestProgram, try_all};
+use serde_json::Value;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+const KNOWN: &str = include_str!("../../rust_mutants.txt");
+const SOURCES: &str = "ratelimit-runtime/src/";
+/// Chooses a mutant by its number.
+const VARIABLE: &str = "RATELIMIT_RUST_MUTANT";
+/// Is appended to the root of the crate.
+const IS_MUTANT: &str = r#"
+pub(crate) fn is_mutant(number: usize) -> bool {
+    static CHOSEN: std::sync::LazyLock<Option<usize>> =
+        std::sync::LazyLock::new(|| std::env::var("RATELIMIT_RUST_MUTANT").ok()?.parse().ok());
+    *CHOSEN == Some(number)
+}
+"#;
+
+/// Tests of `tests/it` that most likely notice a mutant of a file whose path contains one of the words.
+const LIKELY: &[(&[&str], &[&str])] = &[
+    (&["/guard/"], &["redis::prefetch", "redis::denial_cache", "redis::bans", "core::model"]),
+    (
+        &["/queue/", "/wait.rs", "/out"],
+        &["core::queues", "core::wait", "core::observe", "core::shadow", "failure::out"],
+    ),
+    (
+        &["/hold.rs", "/renewals.rs", "/settlements.rs", "/repeat.rs", "/abandon.rs", "/ask.rs"],
+        &[
+            "core::holds",
+            "core::refund",
+            "core::cancel",
+            "core::observe",
+            "redis::hold",
+            "redis::settled",
+            "failure::settlements",
+            "failure::holds",
+            "failure::abandoned",
+        ],
+    ),
+    (
+        &["/engine/"],
+        &[
+            "core::observe",
+            "core::shadow",
+            "core::cost",
+            "core::refund",
+            "core::several",
+            "core::wait",
+            "macros::",
+            "config::",
+        ],
+    ),
+    (
+        &[""],
+        &["core::model", "core::exact", "core::bounds", "core::bans", "core::state", "core::memory", "core::several"],
+    ),
+];
+/// The other tests of `tests/it`.
+const OTHERS: &[&[&str]] = &[&["core::"], &["config::"], &["redis::", "failure::"], &["macros::", "web::", "client::"]];
+
+struct Mutant {
+    /// From 0.
+    number: usize,
+    /// Below the sources.
+    file: PathBuf,
+    name: String,
+    genre: String,
+    /// The replaced text, in bytes.
+    replaced: Range<usize>,
+    replacement: String,
+}
+
+impl Mutant {
+    fn parse(number: usize, listed: &Value, texts: &mut HashMap<PathBuf, String>, tree: &Path) -> Self {
+        let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        let path = text(&listed["file"]);
+        let file = PathBuf::from(path.strip_prefix(SOURCES).expect("a source of the runtime"));
+        let source = texts
+            .entry(file.clone())
+            .or_insert_with(|| fs::read_to_string(tree.join(&path)).expect("a source of the list"));
+        // Lines and columns are counted from 1, columns in characters.
+        let offset = |place: &Value| {
+            let [line, column] =
+                ["line", "column"].map(|of| usize::try_from(place[of].as_u64().expect("a number")).unwrap());
+            let start: usize = source.split_inclusive('\n').take(line - 1).map(str::len).sum();
+            start + source[start..].chars().take(column - 1).map(char::len_utf8).sum::<usize>()
+        };
+        let replaced = offset(&listed["span"]["start"])..offset(&listed["span"]["end"]);
+        // Without the line and the column, which move.
+        let name = text(&listed["name"]);
+        let change = name.splitn(4, ':').nth(3).expect("a file, a line, a column and a change").trim_start().to_owned();
+        Self {
+            number,
+            name: format!("{}: {change}", file.display()),
+            file,
+            genre: text(&listed["genre"]),
+            replaced,
+            replacement: text(&listed["replacement"]),
+        }
+    }
+}
+
+/// A place of the source where mutants can be chosen at run time, by what is to be replaced.
+#[derive(Clone)]
+enum Site {
+    /// The start of a function's body.
+    Body,
+    /// An operator with two operands.
+    Binary {
+        left: Range<usize>,
+        right: Range<usize>,
+    },
+    /// An operator before its operand.
+    Unary {
+        operand: Range<usize>,
+    },
+    /// The end of an arm's pattern.
+    Arm,
+    Guard,
+}
+
+/// The sites of one file: by the genre and the start of a mutant, the place that changes.
+#[derive(Default)]
+struct Sites(HashMap<(&'static str, usize), (Range<usize>, Site)>);
+
+impl Sites {
+    fn of(text: &str) -> Self {
+        let mut sites = Self::default();
+        sites.visit_file(&syn::parse_file(text).expect("Rust"));
+        sites
+    }
+
+    fn body(&mut self, block: &syn::Block) {
+        if let Some(first) = block.stmts.first() {
+            let start = first.span().byte_range().start;
+            self.0.insert(("FnValue", start), (start..start, Site::Body));
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Sites {
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.body(&item.block);
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.body(&item.block);
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        item.default.iter().for_each(|block| self.body(block));
+        visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_expr_binary(&mut self, binary: &'ast syn::ExprBinary) {
+        let [left, right] = [&binary.left, &binary.right].map(|operand| operand.span().byte_range());
+        let site = (left.start..right.end, Site::Binary { left, right });
+        self.0.insert(("BinaryOperator", binary.op.span().byte_range().start), site);
+        visit::visit_expr_binary(self, binary);
+    }
+
+    fn visit_expr_unary(&mut self, unary: &'ast syn::ExprUnary) {
+        let (whole, operand) = (unary.span().byte_range(), unary.expr.span().byte_range());
+        self.0.insert(("UnaryOperator", whole.start), (whole, Site::Unary { operand }));
+        visit::visit_expr_unary(self, unary);
+    }
+
+    fn visit_arm(&mut self, arm: &'ast syn::Arm) {
+        let pattern = arm.pat.span().byte_range();
+        self.0.insert(("MatchArm", arm.span().byte_range().start), (pattern.end..pattern.end, Site::Arm));
+        if let syn::Pat::Guard(guarded) = &arm.pat {
+            let guard = guarded.guard.span().byte_range();
+            self.0.insert(("MatchArmGuard", guard.start), (guard, Site::Guard));
+        }
+        visit::visit_arm(self, arm);
+    }
+}
+
+/// A file with its mutants built in.
+struct Rendered<'a> {
+    text: &'a str,
+    /// Outer places before inner ones, insertions first.
+    places: Vec<(Range<usize>, Site, Vec<&'a Mutant>)>,
+}
+
+impl<'a> Rendered<'a> {
+    /// Returns also the mutants that cannot be chosen at run time.
+    fn new(text: &'a str, mutants: &[&'a Mutant]) -> (Self, Vec<usize>) {
+        let sites = Sites::of(text);
+        let (mut places, mut others) = (BTreeMap::new(), Vec::new());
+        for mutant in mutants {
+            let key = (mutant.genre.as_str(), mutant.replaced.start);
+            let Some((place, site)) = sites.0.get(&key) else {
+                others.push(mutant.number);
+                continue;
+            };
+            let order = (place.start, !place.is_empty(), Reverse(place.end));
+            places.entry(order).or_insert_with(|| (place.clone(), site.clone(), Vec::new())).2.push(*mutant);
+        }
+        (Self { text, places: places.into_values().collect() }, others)
+    }
+
+    fn whole(&self) -> String {
+        self.render(0..self.text.len(), 0)
+    }
+
+    /// The text of `range` with those mutants whose places come from `first` on.
+    fn render(&self, range: Range<usize>, first: usize) -> String {
+        let (mut rendered, mut at) = (String::new(), range.start);
+        for (index, (place, site, mutants)) in self.places.iter().enumerate().skip(first) {
+            if place.start >= at && place.end <= range.end {
+                rendered.push_str(&self.text[at..place.start]);
+                self.render_site(place, site, mutants, index + 1, &mut rendered);
+                at = place.end;
+            }
+        }
+        rendered.push_str(&self.text[at..range.end]);
+        rendered
+    }
+
+    /// Each mutant is between `/*<number*/` and `/*>*/`, where an error of the compiler finds it.
+    fn render_site(&self, place: &Range<usize>, site: &Site, mutants: &[&Mutant], inner: usize, to: &mut String) {
+        let operand = |range: &Range<usize>| format!("({})", self.render(range.clone(), inner));
+        let choice = |mutant: &Mutant, before: &str, then: &str| {
+            let number = mutant.number;
+            format!("/*<{number}*/ {before} crate::is_mutant({number}) {then} /*>*/")
+        };
+        // `(if mutant 1 { .. } else if mutant 2 { .. } else { unchanged })`
+        let choose = |changed: &dyn Fn(&Mutant) -> String, unchanged: String| {
+            let branches: String = mutants
+                .iter()
+                .map(|mutant| choice(mutant, "if", &format!("{{ {} }}", changed(mutant))) + " else ")
+                .collect();
+            // What is no expression of its own fails here, for example a part of `if let .. && ..`.
+            format!("({branches} /*<{}*/ {{ {unchanged} }} /*>*/)", mutants[0].number)
+        };
+        let text = match site {
+            Site::Body => mutants
+                .iter()
+                .map(|mutant| choice(mutant, "if", &format!("{{ return {}; }} ", mutant.replacement)))
+                .collect(),
+            Site::Binary { left, right } => {
+                let operator = self.text[mutants[0].replaced.clone()].to_owned();
+                let whole = |operator: &str| format!("{} {operator} {}", operand(left), operand(right));
+                choose(&|mutant| whole(&mutant.replacement), whole(&operator))
+            }
+            Site::Unary { operand: range } => {
+                let operator = &self.text[mutants[0].replaced.clone()];
+                choose(&|_| operand(range), format!("{operator}{}", operand(range)))
+            }
+            Site::Arm => choice(mutants[0], " if !", ""),
+            Site::Guard => choose(&|mutant| mutant.replacement.clone(), self.render(place.clone(), inner)),
+        };
+        write!(to, "{text}").expect("a String");
+    }
+}
+
+/// The mutant whose text contains the byte, the innermost one.
+fn mutant_at(rendered: &str, byte: usize) -> Option<usize> {
+    let mut open: Vec<usize> = Vec::new();
+    let mut at = 0;
+    while let Some(mark) = rendered[at..byte].find("/*<").into_iter().chain(rendered[at..byte].find("/*>*/")).min() {
+        at += mark;
+        if rendered[at..].starts_with("/*<") {
+            let number = rendered[at + 3..].split('*').next().expect("a number");
+            open.push(number.parse().expect("a number"));
+        } else {
+            open.pop();
+        }
+        at += 3;
+    }
+    open.pop()
+}
+
+fn nearest_mutant(rendered: &str, byte: usize) -> Option<usize> {
+    let nearest = rendered.match_indices("/*<").min_by_key(|(at, _)| at.abs_diff(byte))?;
+    mutant_at(rendered, nearest.0 + "/*<".len())
+}
+
+/// Both have their dependencies compiled once, as the features are the same.
+const PACKAGES: &[&str] = &["-p", "ratelimit-runtime", "-p", "ratelimit-tests", "--all-features", "--lib"];
+
+/// The files and places of the errors when the runtime is compiled.
+fn compile_errors(tree: &Path) -> Vec<(PathBuf, usize, String)> {
+    let output = Command::new("cargo")
+        .args(["check", "-q", "--message-format=json"])
+        .args(PACKAGES)
+        .current_dir(tree)
+        .stderr(Stdio::null())
+        .output()
+        .expect("cargo");
+    let mut errors = Vec::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let message = serde_json::from_str::<Value>(line).map(|line| line["message"].clone()).unwrap_or_default();
+        let spans = message["spans"].as_array().into_iter().flatten();
+        if let Some(span) = spans.into_iter().find(|span| span["is_primary"] == true)
+            && message["level"] == "error"
+        {
+            let byte = usize::try_from(span["byte_start"].as_u64().expect("a place")).expect("a small file");
+            let path = span["file_name"].as_str().expect("a file").trim_start_matches(SOURCES);
+            errors.push((PathBuf::from(path), byte, message["rendered"].to_string()));
+        }
+    }
+    assert!(output.status.success() || !errors.is_empty(), "cargo check fails without an error at a place");
+    errors
+}
+
+/// The programs that test a mutant, in their order, with their filters.
+struct Programs {
+    unit: PathBuf,
+    it: PathBuf,
+    allocations: PathBuf,
+    tree: PathBuf,
+}
+
+impl Programs {
+    fn build(tree: &Path) -> Option<Self> {
+        let output = Command::new("cargo")
+            .args(["test", "--no-run", "-q", "--message-format=json-render-diagnostics"])
+            .args(PACKAGES)
+            .args(["--test", "it", "--test", "allocations"])
+            .current_dir(tree)
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("cargo");
+        let program = |line: &str| {
+            let message: Value = serde_json::from_str(line).ok()?;
+            let name = message["target"]["name"].as_str()?;
+            Some((name.to_owned(), PathBuf::from(message["executable"].as_str()?)))
+        };
+        let programs: HashMap<_, _> = String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect();
+        let path = |name: &str| programs.get(name).expect("the program was built").clone();
+        output.status.success().then(|| Self {
+            unit: path("ratelimit_runtime"),
+            it: path("it"),
+            allocations: path("allocations"),
+            tree: tree.to_owned(),
+        })
+    }
+
+    fn killer(&self, file: &Path, mutant: &str) -> Option<String> {
+        let run = |path: &PathBuf, folder: &str, filters: &[&str]| {
+            let folder = &self.tree.join(folder);
+            let program = TestProgram { path, folder, variable: VARIABLE, skipped: &[] };
+            program.killer(filters, OsStr::new(mutant))
+        };
+        let path = format!("/{}", file.display());
+        let likely = LIKELY.iter().find(|(words, _)| words.iter().any(|word| path.contains(word)));
+        run(&self.unit, "ratelimit-runtime", &[])
+            .or_else(|| run(&self.it, "tests", likely.expect("the last fits all").1))
+            .or_else(|| run(&self.allocations, "tests", &[]))
+            .or_else(|| OTHERS.iter().find_map(|filters| run(&self.it, "tests", filters)))
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let [list, tree, ..] = &args[..] else {
+        eprintln!("usage: rust_mutants LIST TREE [options]");
+        return ExitCode::FAILURE;
+    };
+    let (options, tree) = (Options::parse(&args), Path::new(tree));
+    let list: Value = serde_json::from_slice(&fs::read(list).expect("the list")).expect("JSON");
+    let mut texts = HashMap::new();
+    let parsed = list.as_array().expect("a list").iter().enumerate();
+    let all: Vec<_> = parsed.map(|(number, listed)| Mutant::parse(number, listed, &mut texts, tree)).collect();
+    let total = all.len();
+    let chosen = options.choose(all, |mutant| &mutant.file);
+    println!("{} of {total} mutants", chosen.len());
+    if options.list {
+        chosen.iter().for_each(|mutant| println!("{}", mutant.name));
+        return ExitCode::SUCCESS;
+    }
+    let source = |file: &Path| tree.join(SOURCES).join(file);
+    let root = source(Path::new("lib.rs"));
+    let root_text = fs::read_to_string(&root).expect("the root of the crate");
+    fs::write(&root, format!("{root_text}{IS_MUTANT}")).expect("a file");
+
+    // Mutants that do not compile beside the others are built alone.
+    let mut alone = BTreeSet::new();
+    loop {
+        let mut rendered = HashMap::new();
+        for (file, text) in &texts {
+            let of_file = |mutant: &&Mutant| mutant.file == *file && !alone.contains(&mutant.number);
+            let (with_mutants, others) = Rendered::new(text, &chosen.iter().filter(of_file).collect::<Vec<_>>());
+            alone.extend(others);
+            let text = with_mutants.whole();
+            fs::write(source(file), &text).expect("a file");
+            rendered.insert(file.clone(), text);
+        }
+        let errors = compile_errors(tree);
+        if errors.is_empty() {
+            break;
+        }
+        // An error elsewhere may follow from one in a mutant, or be in the function or the match around it.
+        let texts = || errors.iter().filter_map(|(file, byte, _)| Some((rendered.get(file)?, *byte)));
+        let mut mutants: Vec<_> = texts().filter_map(|(text, byte)| mutant_at(text, byte)).collect();
+        if mutants.is_empty() {
+            mutants.extend(texts().filter_map(|(text, byte)| nearest_mutant(text, byte)));
+        }
+        assert!(!mutants.is_empty(), "errors outside of mutants: {errors:?}");
+        alone.extend(mutants);
+        println!("{} mutants have to be built alone", alone.len());
+    }
+    let programs = Programs::build(tree).expect("the programs compile");
+    let (together, alone): (Vec<_>, Vec<_>) = chosen.iter().partition(|mutant| !alone.contains(&mutant.number));
+    let name = |mutant: &&Mutant| mutant.name.clone();
+    let first = thread::scope(|threads| {
+        let without = threads.spawn(|| programs.killer(Path::new(""), ""));
+        let killer = |_, mutant: &&Mutant| programs.killer(&mutant.file, &mutant.number.to_string());
+        let result = try_all(&together, options.jobs, KNOWN, name, killer);
+        assert_eq!(without.join().expect("no panic"), None, "the tests fail without a mutant");
+        result
+    });
+
+    println!("\nBuilt alone:");
+    fs::write(&root, root_text).expect("a file");
+    texts.iter().for_each(|(file, text)| fs::write(source(file), text).expect("a file"));
+    let second = try_all(&alone, std::num::NonZeroUsize::MIN, KNOWN, name, |_, mutant| {
+        let text = &texts[&mutant.file];
+        let changed =
+            format!("{}{}{}", &text[..mutant.replaced.start], mutant.replacement, &text[mutant.replaced.end..]);
+        fs::write(source(&mutant.file), changed).expect("a file");
+        let killer = if !compile_errors(tree).is_empty() {
+            Some("the compiler".to_owned())
+        } else if let Some(programs) = Programs::build(tree) {
+            programs.killer(&mutant.file, "")
+        } else {
+            Some("the compiler".to_owned())
+        };
+        fs::write(source(&mutant.file), text).expect("a file");
+        killer
+    });
+    if first == ExitCode::SUCCESS { second } else { first }
+}
