@@ -301,6 +301,9 @@ fn nearest_mutant(rendered: &str, byte: usize) -> Option<usize> {
 /// Both have their dependencies compiled once, as the features are the same.
 const PACKAGES: &[&str] = &["-p", "ratelimit-runtime", "-p", "ratelimit-tests", "--all-features", "--lib"];
 
+/// Of the program that serves many mutants: it takes longer to run than to optimise.
+const SERVES_MANY: &[&str] = &["--config", "profile.dev.package.ratelimit-runtime.opt-level=1"];
+
 /// The files and places of the errors when the runtime is compiled.
 fn compile_errors(tree: &Path) -> Vec<(PathBuf, usize, String)> {
     let output = Command::new("cargo")
@@ -335,9 +338,10 @@ struct Programs {
 }
 
 impl Programs {
-    fn build(tree: &Path) -> Option<Self> {
+    fn build(tree: &Path, options: &[&str]) -> Option<Self> {
         let output = Command::new("cargo")
             .args(["test", "--no-run", "-q", "--message-format=json-render-diagnostics"])
+            .args(options)
             .args(PACKAGES)
             .args(["--test", "it", "--test", "allocations"])
             .current_dir(tree)
@@ -423,7 +427,7 @@ fn main() -> ExitCode {
         alone.extend(mutants);
         println!("{} mutants have to be built alone", alone.len());
     }
-    let programs = Programs::build(tree).expect("the programs compile");
+    let programs = Programs::build(tree, SERVES_MANY).expect("the programs compile");
     let (together, alone): (Vec<_>, Vec<_>) = chosen.iter().partition(|mutant| !alone.contains(&mutant.number));
     let name = |mutant: &&Mutant| mutant.name.clone();
     let first = thread::scope(|threads| {
@@ -444,7 +448,7 @@ fn main() -> ExitCode {
         fs::write(source(&mutant.file), changed).expect("a file");
         let killer = if !compile_errors(tree).is_empty() {
             Some("the compiler".to_owned())
-        } else if let Some(programs) = Programs::build(tree) {
+        } else if let Some(programs) = Programs::build(tree, &[]) {
             programs.killer(&mutant.file, "")
         } else {
             Some("the compiler".to_owned())
