@@ -70,19 +70,17 @@ pub struct TestProgram<'a> {
     pub folder: &'a Path,
     /// The name of the variable.
     pub variable: &'a str,
-    /// Parts of the names of tests that are left out.
-    pub skipped: &'a [&'a str],
 }
 
 impl TestProgram<'_> {
-    /// Runs the tests whose names contain one of `filters` until one fails, and returns its name.
-    /// A test that fails has to fail again: under load one may fail without a reason.
-    pub fn killer(&self, filters: &[&str], mutant: &OsStr) -> Option<String> {
+    /// Runs the tests that `args` choose until one fails, and returns its name. A test that fails has to
+    /// fail again: under load one may fail without a reason.
+    pub fn killer(&self, args: &[&str], mutant: &OsStr) -> Option<String> {
         for _ in 0..3 {
-            let (name, again) = match self.first_failure(filters, mutant)? {
+            let (name, again) = match self.first_failure(args, mutant)? {
                 Failure::Test(name) => (name.clone(), vec![name, "--exact".to_owned()]),
-                Failure::Program => ("the test program".to_owned(), filters.iter().map(ToString::to_string).collect()),
-                Failure::NoEnd => return Some(format!("no end of {filters:?}")),
+                Failure::Program => ("the test program".to_owned(), args.iter().map(ToString::to_string).collect()),
+                Failure::NoEnd => return Some("no end".to_owned()),
             };
             if self.first_failure(&again, mutant).is_some() {
                 return Some(name);
@@ -92,11 +90,10 @@ impl TestProgram<'_> {
         None
     }
 
-    fn first_failure<T: AsRef<OsStr>>(&self, filters: &[T], mutant: &OsStr) -> Option<Failure> {
+    fn first_failure<T: AsRef<OsStr>>(&self, args: &[T], mutant: &OsStr) -> Option<Failure> {
         let output = tempfile::tempfile().expect("a file");
         let mut tests = Command::new(self.path)
-            .args(filters)
-            .args(self.skipped.iter().flat_map(|name| ["--skip", name]))
+            .args(args)
             .args(["--test-threads", "4"])
             .current_dir(self.folder)
             .env(self.variable, mutant)

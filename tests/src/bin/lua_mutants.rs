@@ -30,7 +30,18 @@ const STAGES: &[&[&str]] = &[
     &["core::bans", "core::holds", "core::model", "core::shadow", "harness::controlled_clock", "redis::"],
 ];
 /// Tests of a stage that change nothing here, and take long.
-const SKIPPED: &[&str] = &["redis::cluster", "redis::sentinel", "redis::tls", "redis::server", "redis::connection"];
+const SKIPPED: &[&str] = &[
+    "--skip",
+    "redis::cluster",
+    "--skip",
+    "redis::sentinel",
+    "--skip",
+    "redis::tls",
+    "--skip",
+    "redis::server",
+    "--skip",
+    "redis::connection",
+];
 const KNOWN: &str = include_str!("../../lua_mutants.txt");
 
 /// One change of one file.
@@ -169,8 +180,8 @@ fn lua_files(folder: &Path, files: &mut Vec<PathBuf>) {
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let options = Options::parse(&args);
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = tests.join("../ratelimit-runtime/src/algorithm");
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = package.join("../ratelimit-runtime/src/algorithm");
     let mut files = Vec::new();
     lua_files(&folder, &mut files);
     files.sort();
@@ -187,16 +198,18 @@ fn main() -> ExitCode {
     let describe = |mutant: &Mutant| mutant.describe(&texts[&mutant.file]);
     println!("{} of {total} mutants", chosen.len());
     if options.list {
-        chosen.iter().for_each(|mutant| println!("{}", describe(mutant)));
+        for mutant in &chosen {
+            println!("{}", describe(mutant));
+        }
         return ExitCode::SUCCESS;
     }
     let program = TestProgram {
         path: Path::new(args.first().expect("the test program")),
-        folder: tests,
+        folder: package,
         variable: "RATELIMIT_LUA_MUTANT",
-        skipped: SKIPPED,
     };
-    let killer = |mutant: &Path| STAGES.iter().find_map(|stage| program.killer(stage, mutant.as_os_str()));
+    let killer =
+        |mutant: &Path| STAGES.iter().find_map(|stage| program.killer(&[*stage, SKIPPED].concat(), mutant.as_os_str()));
     let folder = tempfile::tempdir().expect("a folder");
     let unchanged = folder.path().join("unchanged");
     fs::write(&unchanged, "").expect("a file");

@@ -15,6 +15,9 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use ratelimit_harness::mutants::{Options, TestProgram, try_all};
@@ -26,60 +29,33 @@ const KNOWN: &str = include_str!("../../rust_mutants.txt");
 const SOURCES: &str = "ratelimit-runtime/src/";
 /// Chooses a mutant by its number.
 const VARIABLE: &str = "RATELIMIT_RUST_MUTANT";
-/// Is appended to the root of the crate.
+/// Names a file for the numbers of all mutants whose code was run.
+const REACHED: &str = "RATELIMIT_RUST_MUTANTS_REACHED";
+/// Is appended to the root of the crate. It allocates at the first call only: tests count allocations.
 const IS_MUTANT: &str = r#"
 pub(crate) fn is_mutant(number: usize) -> bool {
-    static CHOSEN: std::sync::LazyLock<Option<usize>> =
-        std::sync::LazyLock::new(|| std::env::var("RATELIMIT_RUST_MUTANT").ok()?.parse().ok());
+    use std::{env::var_os, fs::File, io::Write, sync::{LazyLock, atomic::{AtomicBool, Ordering::Relaxed}}};
+    static CHOSEN: LazyLock<Option<usize>> =
+        LazyLock::new(|| var_os("RATELIMIT_RUST_MUTANT")?.to_str()?.parse().ok());
+    static REACHED: LazyLock<Option<File>> = LazyLock::new(|| {
+        File::options().append(true).open(var_os("RATELIMIT_RUST_MUTANTS_REACHED")?).ok()
+    });
+    static IS_REACHED: [AtomicBool; 10_000] = [const { AtomicBool::new(false) }; 10_000];
+    if let Some(file) = &*REACHED
+        && !IS_REACHED[number].swap(true, Relaxed)
+    {
+        (&mut &*file).write_all(&(number as u64).to_le_bytes()).expect("room on the disk");
+    }
     *CHOSEN == Some(number)
 }
 "#;
-
-/// Tests of `tests/it` that most likely notice a mutant of a file whose path contains one of the words.
-const LIKELY: &[(&[&str], &[&str])] = &[
-    (&["/guard/"], &["redis::prefetch", "redis::denial_cache", "redis::bans", "core::model"]),
-    (
-        &["/queue/", "/wait.rs", "/out"],
-        &["core::queues", "core::wait", "core::observe", "core::shadow", "failure::out"],
-    ),
-    (
-        &["/hold.rs", "/renewals.rs", "/settlements.rs", "/repeat.rs", "/abandon.rs", "/ask.rs"],
-        &[
-            "core::holds",
-            "core::refund",
-            "core::cancel",
-            "core::observe",
-            "redis::hold",
-            "redis::settled",
-            "failure::settlements",
-            "failure::holds",
-            "failure::abandoned",
-        ],
-    ),
-    (
-        &["/engine/"],
-        &[
-            "core::observe",
-            "core::shadow",
-            "core::cost",
-            "core::refund",
-            "core::several",
-            "core::wait",
-            "macros::",
-            "config::",
-        ],
-    ),
-    (
-        &[""],
-        &["core::model", "core::exact", "core::bounds", "core::bans", "core::state", "core::memory", "core::several"],
-    ),
-];
-/// The other tests of `tests/it`.
-const OTHERS: &[&[&str]] = &[&["core::"], &["config::"], &["redis::", "failure::"], &["macros::", "web::", "client::"]];
+/// The programs whose tests have to notice a mutant, and the folders where `cargo test` runs them.
+const PROGRAMS: [(&str, &str); 3] =
+    [("ratelimit_runtime", "ratelimit-runtime"), ("it", "tests"), ("allocations", "tests")];
 
 struct Mutant {
     /// From 0.
-    number: usize,
+    number: u64,
     /// Below the sources.
     file: PathBuf,
     name: String,
@@ -90,7 +66,7 @@ struct Mutant {
 }
 
 impl Mutant {
-    fn parse(number: usize, listed: &Value, texts: &mut HashMap<PathBuf, String>, tree: &Path) -> Self {
+    fn parse(number: u64, listed: &Value, texts: &mut HashMap<PathBuf, String>, tree: &Path) -> Self {
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         let path = text(&listed["file"]);
         let file = PathBuf::from(path.strip_prefix(SOURCES).expect("a source of the runtime"));
@@ -206,7 +182,7 @@ struct Rendered<'a> {
 
 impl<'a> Rendered<'a> {
     /// Returns also the mutants that cannot be chosen at run time.
-    fn new(text: &'a str, mutants: &[&'a Mutant]) -> (Self, Vec<usize>) {
+    fn new(text: &'a str, mutants: &[&'a Mutant]) -> (Self, Vec<u64>) {
         let sites = Sites::of(text);
         let (mut places, mut others) = (BTreeMap::new(), Vec::new());
         for mutant in mutants {
@@ -277,8 +253,8 @@ impl<'a> Rendered<'a> {
 }
 
 /// The mutant whose text contains the byte, the innermost one.
-fn mutant_at(rendered: &str, byte: usize) -> Option<usize> {
-    let mut open: Vec<usize> = Vec::new();
+fn mutant_at(rendered: &str, byte: usize) -> Option<u64> {
+    let mut open: Vec<u64> = Vec::new();
     let mut at = 0;
     while let Some(mark) = rendered[at..byte].find("/*<").into_iter().chain(rendered[at..byte].find("/*>*/")).min() {
         at += mark;
@@ -293,7 +269,7 @@ fn mutant_at(rendered: &str, byte: usize) -> Option<usize> {
     open.pop()
 }
 
-fn nearest_mutant(rendered: &str, byte: usize) -> Option<usize> {
+fn nearest_mutant(rendered: &str, byte: usize) -> Option<u64> {
     let nearest = rendered.match_indices("/*<").min_by_key(|(at, _)| at.abs_diff(byte))?;
     mutant_at(rendered, nearest.0 + "/*<".len())
 }
@@ -329,12 +305,10 @@ fn compile_errors(tree: &Path) -> Vec<(PathBuf, usize, String)> {
     errors
 }
 
-/// The programs that test a mutant, in their order, with their filters.
+/// The programs of [`PROGRAMS`], in the same order.
 struct Programs {
-    unit: PathBuf,
-    it: PathBuf,
-    allocations: PathBuf,
-    tree: PathBuf,
+    paths: [PathBuf; PROGRAMS.len()],
+    folders: [PathBuf; PROGRAMS.len()],
 }
 
 impl Programs {
@@ -354,28 +328,91 @@ impl Programs {
             Some((name.to_owned(), PathBuf::from(message["executable"].as_str()?)))
         };
         let programs: HashMap<_, _> = String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect();
-        let path = |name: &str| programs.get(name).expect("the program was built").clone();
         output.status.success().then(|| Self {
-            unit: path("ratelimit_runtime"),
-            it: path("it"),
-            allocations: path("allocations"),
-            tree: tree.to_owned(),
+            paths: PROGRAMS.map(|(name, _)| programs.get(name).expect("the program was built").clone()),
+            folders: PROGRAMS.map(|(_, folder)| tree.join(folder)),
         })
     }
 
-    fn killer(&self, file: &Path, mutant: &str) -> Option<String> {
-        let run = |path: &PathBuf, folder: &str, filters: &[&str]| {
-            let folder = &self.tree.join(folder);
-            let program = TestProgram { path, folder, variable: VARIABLE, skipped: &[] };
-            program.killer(filters, OsStr::new(mutant))
+    /// All tests, each after it has passed without a mutant.
+    fn tests(&self, jobs: usize) -> Vec<Test> {
+        let list = |program| {
+            let listed =
+                Command::new(&self.paths[program]).args(["--list", "--format", "terse"]).output().expect("a list");
+            let names = String::from_utf8(listed.stdout).expect("names");
+            names.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect::<Vec<_>>()
         };
-        let path = format!("/{}", file.display());
-        let likely = LIKELY.iter().find(|(words, _)| words.iter().any(|word| path.contains(word)));
-        run(&self.unit, "ratelimit-runtime", &[])
-            .or_else(|| run(&self.it, "tests", likely.expect("the last fits all").1))
-            .or_else(|| run(&self.allocations, "tests", &[]))
-            .or_else(|| OTHERS.iter().find_map(|filters| run(&self.it, "tests", filters)))
+        let names: Vec<_> = (0..PROGRAMS.len())
+            .flat_map(|program| list(program).into_iter().map(move |name| (program, name)))
+            .collect();
+        let (next, tests) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        thread::scope(|threads| {
+            for _ in 0..jobs {
+                threads.spawn(|| {
+                    while let Some((program, name)) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let test = (0..3).find_map(|_| self.reach(*program, name));
+                        let test = test.unwrap_or_else(|| panic!("{name} fails without a mutant"));
+                        tests.lock().expect("no panic").push(test);
+                    }
+                });
+            }
+        });
+        let mut tests = tests.into_inner().expect("no panic");
+        tests.sort_by_key(|test| test.took);
+        tests
     }
+
+    /// Runs one test without a mutant. `None` if it fails.
+    fn reach(&self, program: usize, name: &str) -> Option<Test> {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let begun = Instant::now();
+        let output = Command::new(&self.paths[program])
+            .args([name, "--exact"])
+            .current_dir(&self.folders[program])
+            .env(REACHED, file.path())
+            .output()
+            .expect("the test program");
+        let took = begun.elapsed();
+        let numbers = fs::read(file.path()).expect("the file");
+        let (numbers, _) = numbers.as_chunks();
+        let reached = numbers.iter().map(|number| u64::from_le_bytes(*number)).collect();
+        output.status.success().then(|| Test { program, name: name.to_owned(), took, reached })
+    }
+
+    /// Runs the tests, the quickest first, until one fails.
+    fn killer<'a>(&self, tests: impl IntoIterator<Item = &'a Test>, mutant: &str) -> Option<String> {
+        let mut tests = tests.into_iter().peekable();
+        let mut longest = Duration::from_secs(1);
+        while tests.peek().is_some() {
+            let (mut names, mut took) = ([const { Vec::new() }; PROGRAMS.len()], Duration::ZERO);
+            while took < longest
+                && let Some(test) = tests.next()
+            {
+                names[test.program].push(test.name.as_str());
+                took += test.took;
+            }
+            let failed =
+                names.iter().enumerate().filter(|(_, names)| !names.is_empty()).find_map(|(program, names)| {
+                    let [path, folder] = [&self.paths, &self.folders].map(|of| of[program].as_path());
+                    TestProgram { path, folder, variable: VARIABLE }
+                        .killer(&[names, &["--exact"][..]].concat(), OsStr::new(mutant))
+                });
+            if failed.is_some() {
+                return failed;
+            }
+            longest *= 4;
+        }
+        None
+    }
+}
+
+struct Test {
+    /// Of [`PROGRAMS`].
+    program: usize,
+    name: String,
+    took: Duration,
+    /// The mutants whose code it runs.
+    reached: BTreeSet<u64>,
 }
 
 fn main() -> ExitCode {
@@ -386,14 +423,16 @@ fn main() -> ExitCode {
     };
     let (options, tree) = (Options::parse(&args), Path::new(tree));
     let list: Value = serde_json::from_slice(&fs::read(list).expect("the list")).expect("JSON");
-    let mut texts = HashMap::new();
-    let parsed = list.as_array().expect("a list").iter().enumerate();
-    let all: Vec<_> = parsed.map(|(number, listed)| Mutant::parse(number, listed, &mut texts, tree)).collect();
+    let mut sources = HashMap::new();
+    let parsed = (0..).zip(list.as_array().expect("a list"));
+    let all: Vec<_> = parsed.map(|(number, listed)| Mutant::parse(number, listed, &mut sources, tree)).collect();
     let total = all.len();
     let chosen = options.choose(all, |mutant| &mutant.file);
     println!("{} of {total} mutants", chosen.len());
     if options.list {
-        chosen.iter().for_each(|mutant| println!("{}", mutant.name));
+        for mutant in &chosen {
+            println!("{}", mutant.name);
+        }
         return ExitCode::SUCCESS;
     }
     let source = |file: &Path| tree.join(SOURCES).join(file);
@@ -405,7 +444,7 @@ fn main() -> ExitCode {
     let mut alone = BTreeSet::new();
     loop {
         let mut rendered = HashMap::new();
-        for (file, text) in &texts {
+        for (file, text) in &sources {
             let of_file = |mutant: &&Mutant| mutant.file == *file && !alone.contains(&mutant.number);
             let (with_mutants, others) = Rendered::new(text, &chosen.iter().filter(of_file).collect::<Vec<_>>());
             alone.extend(others);
@@ -418,38 +457,43 @@ fn main() -> ExitCode {
             break;
         }
         // An error elsewhere may follow from one in a mutant, or be in the function or the match around it.
-        let texts = || errors.iter().filter_map(|(file, byte, _)| Some((rendered.get(file)?, *byte)));
-        let mut mutants: Vec<_> = texts().filter_map(|(text, byte)| mutant_at(text, byte)).collect();
+        let places = || errors.iter().filter_map(|(file, byte, _)| Some((rendered.get(file)?, *byte)));
+        let mut mutants: Vec<_> = places().filter_map(|(text, byte)| mutant_at(text, byte)).collect();
         if mutants.is_empty() {
-            mutants.extend(texts().filter_map(|(text, byte)| nearest_mutant(text, byte)));
+            mutants.extend(places().filter_map(|(text, byte)| nearest_mutant(text, byte)));
         }
         assert!(!mutants.is_empty(), "errors outside of mutants: {errors:?}");
         alone.extend(mutants);
         println!("{} mutants have to be built alone", alone.len());
     }
     let programs = Programs::build(tree, SERVES_MANY).expect("the programs compile");
+    let begun = Instant::now();
+    let tests = programs.tests(2 * options.jobs.get());
+    println!("{} tests pass without a mutant, in {:.0} s", tests.len(), begun.elapsed().as_secs_f64());
     let (together, alone): (Vec<_>, Vec<_>) = chosen.iter().partition(|mutant| !alone.contains(&mutant.number));
     let name = |mutant: &&Mutant| mutant.name.clone();
-    let first = thread::scope(|threads| {
-        let without = threads.spawn(|| programs.killer(Path::new(""), ""));
-        let killer = |_, mutant: &&Mutant| programs.killer(&mutant.file, &mutant.number.to_string());
-        let result = try_all(&together, options.jobs, KNOWN, name, killer);
-        assert_eq!(without.join().expect("no panic"), None, "the tests fail without a mutant");
-        result
+    let first = try_all(&together, options.jobs, KNOWN, name, |_, mutant| {
+        let tests = tests.iter().filter(|test| test.reached.contains(&mutant.number));
+        programs.killer(tests, &mutant.number.to_string())
     });
 
     println!("\nBuilt alone:");
     fs::write(&root, root_text).expect("a file");
-    texts.iter().for_each(|(file, text)| fs::write(source(file), text).expect("a file"));
+    for (file, text) in &sources {
+        fs::write(source(file), text).expect("a file");
+    }
     let second = try_all(&alone, std::num::NonZeroUsize::MIN, KNOWN, name, |_, mutant| {
-        let text = &texts[&mutant.file];
+        let text = &sources[&mutant.file];
         let changed =
             format!("{}{}{}", &text[..mutant.replaced.start], mutant.replacement, &text[mutant.replaced.end..]);
         fs::write(source(&mutant.file), changed).expect("a file");
         let killer = if !compile_errors(tree).is_empty() {
             Some("the compiler".to_owned())
         } else if let Some(programs) = Programs::build(tree, &[]) {
-            programs.killer(&mutant.file, "")
+            // Those that run other mutants of the file.
+            let of_file: BTreeSet<_> =
+                together.iter().filter(|other| other.file == mutant.file).map(|other| other.number).collect();
+            programs.killer(tests.iter().filter(|test| !test.reached.is_disjoint(&of_file)), "")
         } else {
             Some("the compiler".to_owned())
         };
