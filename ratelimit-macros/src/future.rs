@@ -89,7 +89,8 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
     let is_arrow = |at: usize, begin: &str| is_sign(at, begin) && is_sign(at + 1, ">");
     // The place behind the next block, or behind one of these signs.
     let end_from = |from: usize, signs: &str| {
-        let is_end = |at: &usize| is_sign(*at, signs) || is_braced(&tokens[*at]);
+        // Braces before `=` are those of a pattern.
+        let is_end = |at: &usize| is_sign(*at, signs) || is_braced(&tokens[*at]) && !is_sign(*at + 1, "=");
         (from..tokens.len()).find(is_end).map_or(tokens.len(), |at| at + 1)
     };
     let (mut at, mut begins) = (0, true); // an expression may begin here
@@ -106,8 +107,10 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
                 false
             }
             // `#[instrument]` names the returned type in this way.
-            TokenTree::Ident(word) if word == "if" && is_word(at, "false") => {
-                at = end_from(at, "");
+            TokenTree::Ident(word)
+                if word == "if" && is_word(at, "false") && tokens.get(at + 1).is_some_and(is_braced) =>
+            {
+                at += 2;
                 false
             }
             TokenTree::Ident(word) => {

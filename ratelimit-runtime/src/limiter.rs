@@ -634,13 +634,19 @@ impl Limiter {
             let rules = settings.rules_now();
             let instances = settings.instances.map_or(1, |instances| instances.get().into());
             let policy = rules.on_store_error(rule.prefix()).or(options.on_store_error());
-            let numbers = |rule: Cow<'_, Rule>| (rule.limit(), rule.divided_among(instances).limit().max(1));
+            let is_limited = self.engine().store().is_some();
+            let numbers = |rule: Cow<'_, Rule>| {
+                let limit = if is_limited && !rule.is_shadow() { rule.limit() } else { u64::MAX };
+                (limit, rule.divided_among(instances).limit().max(1))
+            };
             let (limit, share) = rules.applied(rule, &key, CallKind::default()).map_or((u64::MAX, u64::MAX), numbers);
             (limit, share, matches!(policy.unwrap_or(settings.on_store_error), OnStoreError::Local))
         };
         let mut cost = most.min(limit.max(1));
         loop {
             let request_key = RequestKey::Some(key.clone());
+            // Only if nothing fits, the refusal bans.
+            let options = if cost > 1 { options.sparing() } else { options };
             match Acquire::single(self.engine_ref(), rule, request_key, cost, options).await {
                 Ok(permit) => return Ok((cost, permit)),
                 Err(refused) if cost > 1 && refused.cause() == Cause::Exceeded => {

@@ -59,9 +59,6 @@ impl AcquireRequest {
 
     fn start_unnamed(mut self) -> Result<AcquireResult, BoxedAcquire> {
         self.wait_ticket = self.take_wait_ticket();
-        if self.wait_ticket.is_some() {
-            self.rule_changes = self.engine.settings().rule_changes();
-        }
         self.apply_rules(true);
         let charges = match self.charges() {
             Ok(charges) => charges,

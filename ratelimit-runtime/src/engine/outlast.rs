@@ -14,6 +14,7 @@ use super::{
     permit::{Permit, uncounted_decision},
     refusal::refusal,
     request::AcquireRequest,
+    wait::rules_changed,
 };
 use crate::store::{Charge, StoreError};
 
@@ -27,30 +28,32 @@ impl Engine {
 }
 
 impl AcquireRequest {
-    /// Waits until the store may decide again, for `max` after the first failure of this call.
-    /// Returns false if that time is over, if the limiter is closed, or if too many calls wait.
+    /// Waits until the store may decide again, or the rules have changed, for `max` after the first failure
+    /// of this call. Returns false if that time is over, if the limiter is closed, or if too many calls wait.
     pub(super) async fn wait_for_store(&mut self, max: Duration) -> bool {
-        let now = self.clock().now();
+        let engine = self.engine.clone();
+        let (clock, waiters) = (&engine.settings().clock, engine.outage_waiters());
+        let now = clock.now();
         let wait = self.outage_wait.get_or_insert(OutageWait { until: now.saturating_add(max), attempts: 0 });
         let OutageWait { until, attempts } = *wait;
         wait.attempts = attempts.saturating_add(1);
-        let waiters = self.engine.outage_waiters();
         let Some(waiter) = CountedWaiter::new(waiters) else { return false };
         let charges = self.charges().unwrap_or_default();
         let may_decide = async {
-            self.engine.returned(&charges).await;
+            engine.returned(&charges).await;
             // All callers know it now. They ask one after another, and each before its time is over.
-            let left = until.saturating_sub(self.clock().now());
+            let left = until.saturating_sub(clock.now());
             sleep(waiter.pause(attempts).min(left / 2)).await;
         };
         let returns = tokio::select! {
             biased;
             () = waiters.closed() => false,
-            () = self.clock().sleep_until(until) => false,
+            () = clock.sleep_until(until) => false,
+            () = rules_changed(&mut self.rule_changes) => true,
             () = may_decide => true,
         };
         drop(waiter);
-        let away = self.clock().now().saturating_sub(now);
+        let away = clock.now().saturating_sub(now);
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(away);
         }

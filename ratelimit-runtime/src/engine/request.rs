@@ -26,7 +26,7 @@ pub(crate) struct AcquireRequest {
     on_busy: OnLimit,
     /// The ticket of a call that may wait.
     pub(super) wait_ticket: Option<WaitTicket>,
-    /// Changes of the rules, for a call that may wait. `None` if they can't change.
+    /// Changes of the rules since the request was made. `None` if they can't change.
     pub(super) rule_changes: Option<Receiver<()>>,
     /// The policy that the rules file sets for its rules.
     pub(super) rule_policy: Option<OnStoreError>,
@@ -58,6 +58,11 @@ pub struct BorrowedCharge<'a> {
 pub(crate) type BorrowedCharges<'a> = SmallVec<[BorrowedCharge<'a>; MAX_AT_ONCE]>;
 
 impl ChargeRequest {
+    /// The cost that has to fit: of a granted time, any part will do.
+    fn least(&self) -> u64 {
+        if self.cost_kind == CostKind::Elapsed { self.cost.min(1) } else { self.cost }
+    }
+
     pub(super) fn borrowed(&self) -> BorrowedCharge<'_> {
         let Self { rule, key, cost, cost_kind } = self;
         BorrowedCharge { rule, key, cost: *cost, cost_kind: *cost_kind }
@@ -120,6 +125,8 @@ impl RequestKey {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AcquireOptions {
     pub(super) waits: bool,
+    /// A refusal of the call bans nothing.
+    spares: bool,
     policy: Option<PolicyKind>,
     /// In milliseconds, for [`PolicyKind::Wait`].
     longest_outage: u32,
@@ -137,6 +144,11 @@ enum PolicyKind {
 }
 
 impl AcquireOptions {
+    /// Bans nothing if the call is refused.
+    pub(crate) const fn sparing(self) -> Self {
+        Self { spares: true, ..self }
+    }
+
     #[allow(clippy::cast_possible_truncation)] // 584 years at most
     pub(crate) const fn new(on_limit: OnLimit, on_store_error: Option<OnStoreError>) -> Self {
         const LONGEST: u128 = u64::MAX as u128 - 1;
@@ -146,7 +158,7 @@ impl AcquireOptions {
             OnLimit::Wait(Some(longest)) if longest.as_nanos() > LONGEST => (true, LONGEST as u64),
             OnLimit::Wait(Some(longest)) => (true, longest.as_nanos() as u64),
         };
-        Self { waits, policy: None, longest_outage: 0, longest_wait }.with_policy(on_store_error)
+        Self { waits, spares: false, policy: None, longest_outage: 0, longest_wait }.with_policy(on_store_error)
     }
 
     #[allow(clippy::cast_possible_truncation)] // compared first
@@ -263,6 +275,7 @@ impl AcquireRequest {
         options: AcquireOptions,
         on_busy: OnLimit,
     ) -> Self {
+        let rule_changes = engine.settings().rule_changes();
         Self {
             engine,
             charges,
@@ -270,7 +283,7 @@ impl AcquireRequest {
             options,
             on_busy,
             wait_ticket: None,
-            rule_changes: None,
+            rule_changes,
             rule_policy: None,
             outage_wait: None,
             is_observed: false,
@@ -385,6 +398,9 @@ impl AcquireRequest {
                 return Err(refusal(&charge.rule, StoreError::misconfigured(error)));
             }
         }
+        if self.options.spares {
+            charges.iter_mut().for_each(|charge| charge.rule = charge.rule.with_ban(Duration::ZERO));
+        }
         match charges.iter().find(|charge| charge.least() > charge.rule.limit()) {
             Some(charge) if self.engine.store().is_some() => {
                 Err(RequestPerMinute::never_fits(&charge.rule, charge.cost))
@@ -435,8 +451,32 @@ impl AcquireRequest {
         for AppliedCharge { request, rule } in &mut self.charges {
             *rule = applied_rule(&rules, request, kind, is_first);
         }
+        self.skip_repeated_shadows(is_first);
         let mut active = self.charges.iter().filter_map(|charge| charge.rule);
         self.rule_policy = active.find_map(|rule| rules.on_store_error(rule.prefix()));
+    }
+
+    /// Skips charges by rules in shadow mode that exceed the limit with earlier ones of the same counter.
+    fn skip_repeated_shadows(&mut self, is_first: bool) {
+        for at in 1..self.charges.len() {
+            let AppliedCharge { request: ChargeRequest { key, cost_kind: CostKind::Fixed, .. }, rule: Some(rule) } =
+                &self.charges[at]
+            else {
+                continue;
+            };
+            let is_same = |AppliedCharge { request: other, rule: its_rule }: &&AppliedCharge| {
+                its_rule.is_some_and(|other| other.prefix() == rule.prefix())
+                    && matches!((key, &other.key), (RequestKey::Some(key), RequestKey::Some(other)) if key == other)
+                    && other.cost_kind == CostKind::Fixed
+            };
+            let costs = self.charges[..=at].iter().filter(is_same).map(|other| other.request.cost);
+            if rule.is_shadow() && costs.fold(0, u64::saturating_add) > rule.limit() {
+                if is_first {
+                    observe::refused_in_shadow(rule);
+                }
+                self.charges[at].rule = None;
+            }
+        }
     }
 
     pub(super) fn clock(&self) -> &Clock {
@@ -508,19 +548,14 @@ impl AppliedCharge {
 
 /// The rule as it applies now. `None` if it is skipped: a rule in shadow mode that would refuse
 /// even without the store.
-fn applied_rule(
-    rules: &CurrentRules,
-    ChargeRequest { rule, key, cost, cost_kind }: &ChargeRequest,
-    kind: CallKind,
-    is_first: bool,
-) -> Option<Rule> {
+fn applied_rule(rules: &CurrentRules, request: &ChargeRequest, kind: CallKind, is_first: bool) -> Option<Rule> {
+    let ChargeRequest { rule, key, cost_kind, .. } = request;
     let its_key = key.or_none();
     let is_settled = matches!(cost_kind, CostKind::Reported | CostKind::Elapsed);
     let rule = rules.applied(rule, its_key, CallKind { is_settled, ..kind })?.into_owned();
     // The largest limit leaves room for a debt under the limit of other calls.
     let rule = if *cost_kind == CostKind::Forced { rule.with_largest_limit().with_ban(Duration::ZERO) } else { rule };
-    let least = if *cost_kind == CostKind::Elapsed { (*cost).min(1) } else { *cost };
-    let refuses = matches!(key, RequestKey::Missing) || least > rule.limit();
+    let refuses = matches!(key, RequestKey::Missing) || request.least() > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
         if is_first {
             observe::refused_in_shadow(&rule);

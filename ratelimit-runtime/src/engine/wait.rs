@@ -52,7 +52,7 @@ impl AcquireRequest {
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
-        let (engine, mut rule_changes) = (self.engine.clone(), self.rule_changes.take());
+        let engine = self.engine.clone();
         let Some(WaitTicket { id, changes, .. }) = self.wait_ticket else {
             return Ok(Permit::free(uncounted_decision(&charges)));
         };
@@ -67,7 +67,7 @@ impl AcquireRequest {
             charges = loop {
                 let turn = tokio::select! {
                     biased;
-                    () = rules_changed(&mut rule_changes) => {
+                    () = rules_changed(&mut self.rule_changes) => {
                         position.probe();
                         continue;
                     }
@@ -139,8 +139,8 @@ impl AcquireRequest {
             tokio::select! {
                 biased;
                 () = engine.outage_waiters().closed() => return Err(self.final_refusal(None).await),
-                () = rules_changed(&mut rule_changes) => {}
-                () = self.clock().sleep_until(at) => {}
+                () = rules_changed(&mut self.rule_changes) => {}
+                () = engine.settings().clock.sleep_until(at) => {}
             }
         }
     }
@@ -173,7 +173,7 @@ impl AcquireRequest {
 }
 
 /// Waits for a change of the rules.
-async fn rules_changed(changes: &mut Option<Receiver<()>>) {
+pub(super) async fn rules_changed(changes: &mut Option<Receiver<()>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()
     {

@@ -177,7 +177,9 @@ impl GuardInner {
     ) -> Option<Denial> {
         let (denial, server) =
             denial_applies(rule, cost, longest_wait).then(|| self.denials.get(id, rule, now_us))??;
-        self.is_current(server).then_some(denial)
+        // A call that bans nothing was refused. The next refusal of one that bans has to ban.
+        let has_banned = rule.ban_ms() == 0 || denial.decision.is_banned();
+        (has_banned && self.is_current(server)).then_some(denial)
     }
 
     /// Checks that the server is still in this epoch.

@@ -96,7 +96,8 @@ impl Overflow {
     ///
     /// The caller has locked the counter: two calls of it at once could both find the last permit.
     pub(super) fn charge(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> Option<Evaluation> {
-        let fits = is_countable(query) && query.cost <= LARGEST_COUNT;
+        // A ban would have no place.
+        let fits = is_countable(query) && query.rule.ban_ms() == 0 && query.cost <= LARGEST_COUNT;
         let table = if fits { self.table(query.rule)? } else { return None };
         let cells = self.cells_of(table, id);
         let (counted, now_ms) = table.read(cells, now_ms);
@@ -181,8 +182,7 @@ impl PeriodTable {
 fn is_countable(query: &ChargeQuery<'_>) -> bool {
     // Only of fixed windows: all charges of a window end together.
     let is_window = capabilities(query.rule.algorithm()).has_prefetch;
-    // A ban would have no place.
-    is_window && query.hold.is_none() && query.rule.ban_ms() == 0
+    is_window && query.hold.is_none()
 }
 
 /// Raises the cells to what a counter has charged in a span.

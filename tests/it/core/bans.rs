@@ -31,6 +31,22 @@ fn banned(answer: Result<Permit, RequestPerMinute>) -> Duration {
     refused.retry_after().unwrap()
 }
 
+/// A part is granted, so nothing is refused.
+#[tokio::test]
+async fn a_call_for_a_part_of_its_cost_bans_only_if_nothing_fits() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (key, rule) = (fresh_key(), Rule::new("part", 100, MINUTE).by(algorithm).with_ban(BAN));
+            timed.limiter.acquire_n(&rule, key, 80).await.unwrap();
+            let (granted, _permit) = timed.limiter.acquire_up_to(&rule, key, 80).await.unwrap();
+            assert_eq!(granted, 20, "{}", timed.of(&rule));
+            assert!(!timed.limiter.peek(&rule, key).await.unwrap().is_banned(), "{}", timed.of(&rule));
+            let refused = timed.limiter.acquire_up_to(&rule, key, 80).await.unwrap_err();
+            assert_eq!(refused.cause(), Cause::Banned, "{}: {refused}", timed.of(&rule));
+        }
+    }
+}
+
 #[limit_request_per_time("priced", 1, Minutes, 5, key = id, cost = cost, on_limit = Wait(max = "5s"), limiter = limiter)]
 async fn priced(limiter: &Limiter, id: u64, cost: u64) -> Result<(), RequestPerMinute> {
     Ok(())

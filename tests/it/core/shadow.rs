@@ -8,7 +8,7 @@ use ratelimit_runtime::{
 };
 
 use crate::support::plain_store::PlainStore;
-use crate::support::{ALGORITHMS, By as _, FIXED, Timed, exceeded, hourly, lifetime, limiter_on, settle};
+use crate::support::{ALGORITHMS, By as _, FIXED, Timed, exceeded, fresh_key, hourly, lifetime, limiter_on, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const TRIED: Rule = Rule::new("tried", 2, MINUTE).with_shadow(true);
@@ -27,6 +27,17 @@ async fn a_shadow_rule_counts_and_never_refuses() {
             assert!(refused.retry_after().unwrap() <= lifetime(&rule), "a call let through was not charged");
             timed.limiter.reset(&rule, 1).await.unwrap();
         }
+    }
+}
+
+/// A transfer is limited by its sender and by its receiver, say, who are the same.
+#[tokio::test]
+async fn a_shadow_rule_that_is_charged_twice_for_a_key_refuses_nothing() {
+    for timed in Timed::both().await {
+        let (rule, key) = (hourly(3, FIXED).with_shadow(true), fresh_key());
+        let charge = (&rule, Key::new(key), 2);
+        timed.limiter.acquire_all(&[charge.clone(), charge]).await.unwrap();
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 1, "the first charge counts");
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ratelimit_harness::{RedisCluster, RedisServer};
+use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{
     Cause, Health, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
@@ -185,6 +186,27 @@ async fn a_call_in_a_queue_outlasts_an_outage() {
     assert!(!second.is_finished());
     clock.advance(HOUR);
     ends(second).await.unwrap().unwrap();
+}
+
+/// An operator switches a rule off, or lets its calls pass, while the store is away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changed_rules_reach_calls_that_wait_for_the_store() {
+    let mut server = RedisServer::start();
+    let unchanged = "[rules.other]\ncount = 1";
+    let rules = Rules::parse(unchanged).unwrap();
+    let builder = Limiter::builder(&server.url()).rules(rules.clone()).deadline(DEADLINE);
+    let limiter = builder.on_store_error(FOR_A_MINUTE).build().await.unwrap();
+    let rule = hourly(9, FIXED);
+    limiter.acquire(&rule, 1).await.unwrap();
+    server.kill();
+    for changed in ["enabled = false", "on_store_error = \"Allow\""] {
+        rules.replace(unchanged).unwrap();
+        let calls = both(&limiter, &rule);
+        sleep(2 * DEADLINE).await;
+        assert!(calls.iter().all(|call| !call.is_finished()));
+        rules.replace(&format!("[rules.item]\n{changed}")).unwrap();
+        assert!(all_end(calls).await.iter().all(Result::is_ok), "{changed}");
+    }
 }
 
 /// Calls of the lost node wait, and no others. The cluster answers with errors for a while, too.

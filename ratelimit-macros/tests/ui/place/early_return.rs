@@ -30,6 +30,14 @@ fn before_a_return(id: u64) -> BoxFuture {
 }
 
 #[limit_request_per_time("item", 1, Days, 1)]
+fn behind_a_comparison(known: bool) -> BoxFuture {
+    if false == known {
+        return Box::pin(std::future::ready(Ok(())));
+    }
+    Box::pin(async move { Ok(()) })
+}
+
+#[limit_request_per_time("item", 1, Days, 1)]
 fn behind_bars(id: u64, other: Option<u64>) -> BoxFuture {
     if id == 0 || id == 7 || other.is_some() {
         return Box::pin(std::future::ready(Ok(())));
@@ -122,6 +130,7 @@ fn fits(id: u64) -> BoxFuture {
         return id % 2 == 0;
     };
     let or = id | next(id);
+    let _part = |id: Id| if let Id::One { id } = id { return id } else { 0 };
     let _other = async { return };
     let _each = [1, 2].map(|id| if id == 1 { return 1 } else { return 2 });
     let stopped = make! { if id == 0 { return; } };
