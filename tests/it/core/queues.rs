@@ -399,6 +399,27 @@ async fn retry_after_behind_a_queue_is_computed_from_the_rate_of_a_bucket() {
     assert_eq!(callers.served(), 6);
 }
 
+/// A caller who leaves the middle of a queue is no longer ahead of those behind it.
+#[tokio::test]
+async fn retry_after_behind_a_queue_excludes_a_caller_who_left() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let bucket = Algorithm::TokenBucket { burst: 1, refill: ratelimit_runtime::Refill::Greedy };
+    let rule = Rule::new("bucket", 10, SECOND).with_algorithm(bucket);
+    let mut callers = Callers::new();
+    for _ in 0..3 {
+        callers.add(&limiter, rule, 1, HOUR).await;
+    }
+    let leaves = tokio::spawn(limiter.acquire_within(&rule, 1, HOUR));
+    settle().await;
+    callers.add(&limiter, rule, 1, HOUR).await;
+    let refused = async || exceeded(ends(limiter.acquire_within(&rule, 1, 50 * MS)).await).retry_after();
+    assert_eq!(refused().await, Some(500 * MS));
+    leaves.abort();
+    settle().await;
+    assert_eq!(refused().await, Some(400 * MS));
+}
+
 #[limit_request_per_time(prefix = "user", ttl = 1, unit = Hours, count = 5, key = user, limiter = limiter, on_limit = Wait(max = "1500ms"))]
 #[limit_request_per_time(prefix = "all", ttl = 1, unit = Seconds, count = 10)]
 async fn of_patient_user(limiter: &Limiter, user: u64) -> Result<(), RequestPerMinute> {

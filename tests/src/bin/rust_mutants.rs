@@ -116,7 +116,11 @@ enum Site {
 
 /// The sites of one file: by the genre and the start of a mutant, the place that changes.
 #[derive(Default)]
-struct Sites(HashMap<(&'static str, usize), (Range<usize>, Site)>);
+struct Sites {
+    places: HashMap<(&'static str, usize), (Range<usize>, Site)>,
+    /// Functions that exist without a feature only. All features are on here.
+    not_compiled: Vec<Range<usize>>,
+}
 
 impl Sites {
     fn of(text: &str) -> Self {
@@ -125,49 +129,56 @@ impl Sites {
         sites
     }
 
-    fn body(&mut self, block: &syn::Block) {
+    fn body(&mut self, attributes: &[syn::Attribute], block: &syn::Block) {
+        let is_off = |attribute: &syn::Attribute| {
+            let list = attribute.meta.require_list().ok().filter(|list| list.path.is_ident("cfg"));
+            list.is_some_and(|list| list.tokens.to_string().starts_with("not (feature"))
+        };
+        if attributes.iter().any(is_off) {
+            self.not_compiled.push(block.span().byte_range());
+        }
         if let Some(first) = block.stmts.first() {
             let start = first.span().byte_range().start;
-            self.0.insert(("FnValue", start), (start..start, Site::Body));
+            self.places.insert(("FnValue", start), (start..start, Site::Body));
         }
     }
 }
 
 impl<'ast> Visit<'ast> for Sites {
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        self.body(&item.block);
+        self.body(&item.attrs, &item.block);
         visit::visit_item_fn(self, item);
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        self.body(&item.block);
+        self.body(&item.attrs, &item.block);
         visit::visit_impl_item_fn(self, item);
     }
 
     fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
-        item.default.iter().for_each(|block| self.body(block));
+        item.default.iter().for_each(|block| self.body(&item.attrs, block));
         visit::visit_trait_item_fn(self, item);
     }
 
     fn visit_expr_binary(&mut self, binary: &'ast syn::ExprBinary) {
         let [left, right] = [&binary.left, &binary.right].map(|operand| operand.span().byte_range());
         let site = (left.start..right.end, Site::Binary { left, right });
-        self.0.insert(("BinaryOperator", binary.op.span().byte_range().start), site);
+        self.places.insert(("BinaryOperator", binary.op.span().byte_range().start), site);
         visit::visit_expr_binary(self, binary);
     }
 
     fn visit_expr_unary(&mut self, unary: &'ast syn::ExprUnary) {
         let (whole, operand) = (unary.span().byte_range(), unary.expr.span().byte_range());
-        self.0.insert(("UnaryOperator", whole.start), (whole, Site::Unary { operand }));
+        self.places.insert(("UnaryOperator", whole.start), (whole, Site::Unary { operand }));
         visit::visit_expr_unary(self, unary);
     }
 
     fn visit_arm(&mut self, arm: &'ast syn::Arm) {
         let pattern = arm.pat.span().byte_range();
-        self.0.insert(("MatchArm", arm.span().byte_range().start), (pattern.end..pattern.end, Site::Arm));
+        self.places.insert(("MatchArm", arm.span().byte_range().start), (pattern.end..pattern.end, Site::Arm));
         if let syn::Pat::Guard(guarded) = &arm.pat {
             let guard = guarded.guard.span().byte_range();
-            self.0.insert(("MatchArmGuard", guard.start), (guard, Site::Guard));
+            self.places.insert(("MatchArmGuard", guard.start), (guard, Site::Guard));
         }
         visit::visit_arm(self, arm);
     }
@@ -182,12 +193,11 @@ struct Rendered<'a> {
 
 impl<'a> Rendered<'a> {
     /// Returns also the mutants that cannot be chosen at run time.
-    fn new(text: &'a str, mutants: &[&'a Mutant]) -> (Self, Vec<u64>) {
-        let sites = Sites::of(text);
+    fn new(text: &'a str, sites: &Sites, mutants: &[&'a Mutant]) -> (Self, Vec<u64>) {
         let (mut places, mut others) = (BTreeMap::new(), Vec::new());
         for mutant in mutants {
             let key = (mutant.genre.as_str(), mutant.replaced.start);
-            let Some((place, site)) = sites.0.get(&key) else {
+            let Some((place, site)) = sites.places.get(&key) else {
                 others.push(mutant.number);
                 continue;
             };
@@ -426,6 +436,11 @@ fn main() -> ExitCode {
     let mut sources = HashMap::new();
     let parsed = (0..).zip(list.as_array().expect("a list"));
     let all: Vec<_> = parsed.map(|(number, listed)| Mutant::parse(number, listed, &mut sources, tree)).collect();
+    let sites: HashMap<_, _> = sources.iter().map(|(file, text)| (file.clone(), Sites::of(text))).collect();
+    let is_compiled = |mutant: &Mutant| {
+        !sites[&mutant.file].not_compiled.iter().any(|function| function.contains(&mutant.replaced.start))
+    };
+    let all: Vec<_> = all.into_iter().filter(is_compiled).collect();
     let total = all.len();
     let chosen = options.choose(all, |mutant| &mutant.file);
     println!("{} of {total} mutants", chosen.len());
@@ -446,7 +461,8 @@ fn main() -> ExitCode {
         let mut rendered = HashMap::new();
         for (file, text) in &sources {
             let of_file = |mutant: &&Mutant| mutant.file == *file && !alone.contains(&mutant.number);
-            let (with_mutants, others) = Rendered::new(text, &chosen.iter().filter(of_file).collect::<Vec<_>>());
+            let (with_mutants, others) =
+                Rendered::new(text, &sites[file], &chosen.iter().filter(of_file).collect::<Vec<_>>());
             alone.extend(others);
             let text = with_mutants.whole();
             fs::write(source(file), &text).expect("a file");

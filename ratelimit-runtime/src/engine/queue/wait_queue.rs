@@ -276,6 +276,36 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const RULE: Rule = Rule::new("item", 10, Duration::from_secs(3600));
 
+    /// After a caller was admitted, and while another one asks.
+    fn with_room_for(remaining: u64) -> WaitQueue {
+        let id = CounterName::new("", &RULE, &Key::NONE).id();
+        let ready_in = None;
+        let answer =
+            CounterAnswer { id, cost: 1, remaining, ready_in, is_held: false, is_banned: false, is_local: false };
+        let mut queue = WaitQueue::new(&RULE);
+        queue.learn(&answer, MS, MS, MS, false);
+        queue.askers = 1;
+        queue
+    }
+
+    #[test]
+    fn a_turn_comes_after_the_periods_that_the_callers_ahead_use_up() {
+        let queue = with_room_for(3);
+        for (ahead, periods) in [(2, 0), (3, 0), (12, 0), (13, 1), (22, 1), (23, 2)] {
+            assert_eq!(queue.turn_at(ahead, 1, MS, None), MS + RULE.period() * periods, "behind {ahead}");
+        }
+    }
+
+    #[test]
+    fn there_is_no_room_behind_a_caller_who_needs_more() {
+        let mut queue = with_room_for(2);
+        queue.waiting.extend([(1, 3), (2, 1)]);
+        assert!(queue.has_no_room_for(1, 3, MS, None));
+        assert!(queue.has_no_room_for(2, 1, MS, None));
+        queue.waiting.remove(&1);
+        assert!(!queue.has_no_room_for(2, 1, MS, None));
+    }
+
     /// The times until the next probe, each asked when the one before is over.
     fn probes(is_shared: bool) -> Vec<Duration> {
         let charge = Charge::new(RULE, CounterName::new("", &RULE, &Key::NONE), 1);
