@@ -629,18 +629,18 @@ impl Limiter {
         most: u64,
         options: AcquireOptions,
     ) -> Result<(u64, Permit), RequestPerMinute> {
-        let (limit, share, is_local) = {
+        let (limit, share, is_local, is_enforced) = {
             let settings = self.engine().settings();
             let rules = settings.rules_now();
             let instances = settings.instances.map_or(1, |instances| instances.get().into());
             let policy = rules.on_store_error(rule.prefix()).or(options.on_store_error());
-            let is_limited = self.engine().store().is_some();
+            let has_store = self.engine().store().is_some();
             let numbers = |rule: Cow<'_, Rule>| {
-                let limit = if is_limited && !rule.is_shadow() { rule.limit() } else { u64::MAX };
-                (limit, rule.divided_among(instances).limit().max(1))
+                (rule.limit(), rule.divided_among(instances).limit().max(1), has_store && !rule.is_shadow())
             };
-            let (limit, share) = rules.applied(rule, &key, CallKind::default()).map_or((u64::MAX, u64::MAX), numbers);
-            (limit, share, matches!(policy.unwrap_or(settings.on_store_error), OnStoreError::Local))
+            let applied = rules.applied(rule, &key, CallKind::default());
+            let (limit, share, is_enforced) = applied.map_or((u64::MAX, u64::MAX, false), numbers);
+            (limit, share, matches!(policy.unwrap_or(settings.on_store_error), OnStoreError::Local), is_enforced)
         };
         let mut cost = most.min(limit.max(1));
         loop {
@@ -648,7 +648,7 @@ impl Limiter {
             // Only if nothing fits, the refusal bans.
             let options = if cost > 1 { options.sparing() } else { options };
             match Acquire::single(self.engine_ref(), rule, request_key, cost, options).await {
-                Ok(permit) => return Ok((cost, permit)),
+                Ok(permit) => return Ok((if is_enforced { cost } else { most }, permit)),
                 Err(refused) if cost > 1 && refused.cause() == Cause::Exceeded => {
                     // Less each time, so it ends: each further round trip is due to another call's charge.
                     cost = refused.remaining().min(cost - 1).max(1);

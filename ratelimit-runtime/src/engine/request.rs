@@ -465,7 +465,8 @@ impl AcquireRequest {
                 continue;
             };
             let is_same = |AppliedCharge { request: other, rule: its_rule }: &&AppliedCharge| {
-                its_rule.is_some_and(|other| other.prefix() == rule.prefix())
+                let counter_of = |rule: &Rule| (rule.prefix(), rule.period_ms(), rule.algorithm());
+                its_rule.is_some_and(|other| counter_of(&other) == counter_of(rule))
                     && matches!((key, &other.key), (RequestKey::Some(key), RequestKey::Some(other)) if key == other)
                     && other.cost_kind == CostKind::Fixed
             };

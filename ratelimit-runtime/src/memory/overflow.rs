@@ -96,8 +96,11 @@ impl Overflow {
     ///
     /// The caller has locked the counter: two calls of it at once could both find the last permit.
     pub(super) fn charge(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> Option<Evaluation> {
-        // A ban would have no place.
-        let fits = is_countable(query) && query.rule.ban_ms() == 0 && query.cost <= LARGEST_COUNT;
+        // A ban would have no place. A counter that is here already stays.
+        if query.rule.ban_ms() > 0 && self.evaluate(id, query, now_ms).is_none() {
+            return None;
+        }
+        let fits = is_countable(query) && query.cost <= LARGEST_COUNT;
         let table = if fits { self.table(query.rule)? } else { return None };
         let cells = self.cells_of(table, id);
         let (counted, now_ms) = table.read(cells, now_ms);

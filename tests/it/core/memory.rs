@@ -312,6 +312,11 @@ async fn a_key_gets_no_new_counter_while_its_charges_in_the_overflow_count() {
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 0, "although there is room again");
     assert_eq!(admitted(&limiter, &rule.with_ban(MINUTE), 1, 5).await, 0, "and the rule bans now");
     clock.advance(2 * MINUTE);
+    let only = limiter.acquire(&rule, 2).await.unwrap();
+    limiter.acquire(&rule, 1).await.unwrap();
+    only.refund().await.unwrap();
+    assert_eq!(admitted(&limiter, &rule.with_ban(MINUTE), 1, 5).await, 2, "it has room where it is counted");
+    clock.advance(2 * MINUTE);
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
 }
 

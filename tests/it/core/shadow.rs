@@ -38,6 +38,14 @@ async fn a_shadow_rule_that_is_charged_twice_for_a_key_refuses_nothing() {
         let charge = (&rule, Key::new(key), 2);
         timed.limiter.acquire_all(&[charge.clone(), charge]).await.unwrap();
         assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 1, "the first charge counts");
+        // Of other rules with the same prefix, each has a counter of its own.
+        let (second, key) = (Rule::new(rule.prefix(), 1, MINUTE).with_shadow(true), fresh_key());
+        timed.limiter.acquire_all(&[(&rule, Key::new(key), 1), (&second, Key::new(key), 1)]).await.unwrap();
+        assert_eq!(timed.limiter.peek(&second, key).await.unwrap().remaining(), 0);
+        // What is granted beyond the limit is not counted.
+        let key = fresh_key();
+        assert_eq!(timed.limiter.acquire_up_to(&rule, key, 500).await.unwrap().0, 500);
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 0);
     }
 }
 
