@@ -164,12 +164,6 @@ impl BucketLevel {
         self.full_at_ms.saturating_sub(from_ms).div_ceil(params.interval_ms)
     }
 
-    /// At least so many units come back in an interval, by the rule of the last charge. Its count may be
-    /// higher than that of an earlier charge, which refills no slower since.
-    fn refill_of_writer(&self, params: &BucketParams) -> u64 {
-        self.deficit.div_ceil(self.refills_to_come(params, self.written_ms()).max(1))
-    }
-
     /// The deficit at a time. For a queue whose count was raised it may exceed the capacity, and
     /// the largest number that can be stored.
     fn deficit_at(&self, params: &BucketParams, now_ms: u64) -> u128 {
@@ -359,10 +353,7 @@ impl MemoryState for Bucket {
         if level.banned().is_some() {
             return 0;
         }
-        let mut params = BucketParams::of(rule);
-        if !params.is_queue {
-            params.refill = params.refill.max(level.refill_of_writer(&params));
-        }
+        let params = BucketParams::of(rule);
         let time_ms = millis(now_us).max(level.written_ms()); // the clock may have been set back
         let deficit = storable(level.deficit_at(&params, time_ms));
         let charged = cost.saturating_mul(params.unit);

@@ -16,9 +16,6 @@ if spare > 0 and (full ~= charged or away * refill - deficit + 1 ~= spare) then
   return 0
 end
 left = math.min(left, away)
-if spare == 0 and away > 0 then
-  refill = math.max(refill, math.ceil(deficit / intervals(away))) -- of the last charge, whose count may be higher
-end
 if spare == 0 and full - charged < left then
   return 0 -- the server's clock was set back since: nobody knows how much was refilled
 end

@@ -97,12 +97,9 @@ pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunde
     let now_ms = now / 1000;
     let Some(level) = level_at(counter, now_ms) else { return 0 };
     let to_come = level.refills_to_come(rule, now_ms);
-    // The count of the last charge may be higher.
-    let to_come_then = level.refills_to_come(rule, level.written_ms);
-    let refill = count(rule).max(ceil(level.deficit, to_come_then.max(1)));
     let refills = (level.refills_to_come(rule, refunded.granted.at_us / 1000) - to_come).max(0);
-    let deficit = (level.deficit - (to_come_then - to_come) * refill).max(0);
-    let not_refilled = (refunded.cost * unit(rule) - refills * refill).max(0);
+    let deficit = spent(counter, rule, now);
+    let not_refilled = (refunded.cost * unit(rule) - refills * count(rule)).max(0);
     let before = counter.lows.clone();
     note_deficit(counter, deficit);
     let charged_ms = refunded.granted.at_us / 1000;
@@ -121,7 +118,7 @@ pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunde
     }
     let deficit = deficit - back;
     note_deficit(counter, deficit);
-    let full_ms = level.full_ms + (ceil(deficit, refill) - to_come).min(0) * refill_ms(rule);
+    let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come).min(0) * refill_ms(rule);
     counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
     ceil(back, unit(rule))
 }
