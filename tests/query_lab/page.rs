@@ -7,12 +7,15 @@ use std::{
 
 use ratelimit_harness::Browser;
 
-use crate::{FOR_EVER, lab::Lab};
+use crate::{
+    FOR_EVER,
+    lab::{Lab, alone},
+};
 
 /// With real clicks: rows are shown, a query is interrupted and one is stopped, and the plot shows what was used.
-#[test]
-fn the_page() {
-    let folder = tempfile::tempdir().unwrap();
+#[tokio::test]
+async fn the_page() {
+    let (_alone, folder) = (alone().await, tempfile::tempdir().unwrap());
     let lab = Lab::start("memory://", "3s", "60s", &folder.path().join("log.jsonl"));
     let mut page = Browser::open(&lab.url);
     let said = |words: &str| format!("document.querySelector('.said').textContent.includes({words:?})");

@@ -2,8 +2,10 @@
 //!
 //! Both programs use it: `lua_mutants` for the scripts, `rust_mutants` for the Rust code.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -48,12 +50,23 @@ impl Options {
     }
 
     /// The chosen mutants of all of them, which are in a fixed order.
-    pub fn choose<M>(&self, mut mutants: Vec<M>, file: impl Fn(&M) -> &Path) -> Vec<M> {
+    ///
+    /// A sample takes the mutants with the lowest hashes of their names. So a change of the code replaces
+    /// few of them.
+    pub fn choose<M>(&self, mut mutants: Vec<M>, file: impl Fn(&M) -> &Path, name: impl Fn(&M) -> String) -> Vec<M> {
         if let Some(only) = &self.only {
             mutants.retain(|mutant| file(mutant).to_string_lossy().contains(only.as_str()));
         }
         if let Some(sample) = self.sample {
-            fastrand::Rng::with_seed(SEED).shuffle(&mut mutants);
+            let mut namesakes = HashMap::new();
+            mutants.sort_by_cached_key(|mutant| {
+                let name = name(mutant);
+                let before = namesakes.entry(name.clone()).or_insert(0);
+                *before += 1;
+                let mut hasher = DefaultHasher::new();
+                (SEED, name, *before).hash(&mut hasher);
+                hasher.finish()
+            });
             mutants.truncate(sample);
         }
         mutants.drain(..mutants.len().min(self.from.get() - 1));

@@ -74,12 +74,7 @@ impl AcquireRequest {
             return Ok(Resolution::Rejected(refusal(&self.rule(), error)));
         }
         self.engine.record_failure(&error, &charges);
-        let settings = self.engine.settings();
-        let policy = self.options.on_store_error().unwrap_or(settings.on_store_error);
-        let policy = match self.rule_policy.unwrap_or(policy) {
-            OnStoreError::Local if settings.is_local => OnStoreError::Deny, // this process is full
-            policy => policy,
-        };
+        let policy = self.policy();
         if self.outage_wait.is_none() {
             observe::fallback_decision(policy);
         }
@@ -97,6 +92,23 @@ impl AcquireRequest {
             OnStoreError::Wait { max } if consume && !self.is_in_shadow() => Resolution::Undecided { error, max },
             OnStoreError::Deny | OnStoreError::Wait { .. } => self.resolve_undecided(error),
         })
+    }
+
+    fn policy(&self) -> OnStoreError {
+        let settings = self.engine.settings();
+        let policy = self.options.on_store_error().unwrap_or(settings.on_store_error);
+        match self.rule_policy.unwrap_or(policy) {
+            OnStoreError::Local if settings.is_local => OnStoreError::Deny, // this process is full
+            policy => policy,
+        }
+    }
+
+    /// The longest wait for the store, if the call waits for it.
+    pub(super) fn longest_outage(&self) -> Option<Duration> {
+        match self.policy() {
+            OnStoreError::Wait { max } => Some(max),
+            _ => None,
+        }
     }
 
     /// All rules of the call are in shadow mode.

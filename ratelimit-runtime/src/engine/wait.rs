@@ -10,9 +10,10 @@ use tracing::Instrument as _;
 
 use super::{
     ask::{AcquireResult, RefundOnDrop},
+    outage::OutageWait,
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
-    queue::{StoreAnswer, Turn},
+    queue::{QueuePosition, StoreAnswer, Turn},
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
@@ -60,11 +61,12 @@ impl AcquireRequest {
             let (answer, mut sleeps_until) = (refused.take(), None);
             charges.iter_mut().for_each(|charge| self.limit_wait(charge));
             let answer = answer.as_ref().map(|answer| (answer, changes));
-            let position = match engine.queues().join(id, &charges, answer) {
+            let mut position = match engine.queues().join(id, &charges, answer) {
                 Ok(position) => position,
                 Err(refusal) => return Err(self.final_refusal(refusal).await),
             };
             charges = loop {
+                position.longest_outage = self.longest_outage();
                 let turn = tokio::select! {
                     biased;
                     () = rules_changed(&mut self.rule_changes) => {
@@ -73,8 +75,10 @@ impl AcquireRequest {
                     }
                     turn = position.turn() => turn,
                 };
+                self.note_outage(&position);
                 let early = match turn {
                     Turn::Ask { early } => early,
+                    Turn::StoreAway => return Err(self.final_refusal(None).await),
                     Turn::TooLate | Turn::Closed => return Err(self.final_refusal(position.refusal()).await),
                 };
                 self.apply_rules(false);
@@ -102,8 +106,9 @@ impl AcquireRequest {
                         };
                     }
                     (Resolution::Rejected(refusal), _) => return Err(refusal),
-                    // It is still its turn afterwards.
+                    // It is still its turn afterwards. Those behind it wait for the store, too.
                     (Resolution::Undecided { error, max }, _) => {
+                        position.store_is_away();
                         if !self.wait_for_store(max).await {
                             return Err(refusal(&self.rule(), error));
                         }
@@ -142,6 +147,17 @@ impl AcquireRequest {
                 () = rules_changed(&mut self.rule_changes) => {}
                 () = engine.settings().clock.sleep_until(at) => {}
             }
+        }
+    }
+
+    /// Outages that callers ahead have noticed count as this caller's own.
+    fn note_outage(&mut self, position: &QueuePosition<'_>) {
+        let (blocked_for, blocked_since) = position.take_outage();
+        if let Some(ticket) = &mut self.wait_ticket {
+            ticket.postpone(blocked_for);
+        }
+        if let (Some(since), Some(max)) = (blocked_since, self.longest_outage()) {
+            self.outage_wait.get_or_insert(OutageWait { until: since.saturating_add(max), attempts: 0 });
         }
     }
 

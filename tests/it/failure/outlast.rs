@@ -188,6 +188,54 @@ async fn a_call_in_a_queue_outlasts_an_outage() {
     ends(second).await.unwrap().unwrap();
 }
 
+/// Calls in a queue wait for the store side by side, and each as long as it may.
+#[tokio::test]
+async fn calls_in_a_queue_wait_for_the_store_together() {
+    let (limiter, store, clock) = on_failing_store();
+    let rule = hourly(1, FIXED);
+    store.fail(None);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let calls: Vec<_> = (0..4).map(|_| tokio::spawn(limiter.acquire_within(&rule, 1, 9 * HOUR))).collect();
+    settle().await;
+    let asked = store.calls();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    clock.advance(HOUR);
+    eventually("its turn has come", async || store.calls() > asked).await;
+    settle().await;
+    clock.advance(MINUTE - Duration::from_millis(1));
+    sleep(DEADLINE).await;
+    assert!(calls.iter().all(|call| !call.is_finished()));
+    clock.advance(Duration::from_millis(1));
+    for answer in all_end(calls).await {
+        let refused = answer.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable);
+        assert!(refused.to_string().contains("gone fishing"), "{refused}");
+    }
+}
+
+/// The calls behind the first one of a queue do not give up because of an outage, either.
+#[tokio::test]
+async fn an_outage_takes_nothing_from_the_wait_in_a_queue() {
+    let (limiter, store, clock) = on_failing_store();
+    let rule = Rule::new("item", 1, 20 * SECOND);
+    store.fail(None);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let [first, second] = [(); 2].map(|()| tokio::spawn(limiter.acquire_within(&rule, 1, 45 * SECOND)));
+    settle().await;
+    let asked = store.calls();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    clock.advance(20 * SECOND);
+    eventually("its turn has come", async || store.calls() > asked).await;
+    settle().await;
+    clock.advance(40 * SECOND);
+    sleep(DEADLINE).await;
+    assert!(!first.is_finished() && !second.is_finished());
+    store.fail(None);
+    ends(first).await.unwrap().unwrap();
+    clock.advance(20 * SECOND);
+    ends(second).await.unwrap().unwrap();
+}
+
 /// An operator switches a rule off, or lets its calls pass, while the store is away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changed_rules_reach_calls_that_wait_for_the_store() {

@@ -194,8 +194,8 @@ fn main() -> ExitCode {
         texts.insert(file, text);
     }
     let total = all.len();
-    let chosen = options.choose(all, |mutant| &mutant.file);
     let describe = |mutant: &Mutant| mutant.describe(&texts[&mutant.file]);
+    let chosen = options.choose(all, |mutant| &mutant.file, describe);
     println!("{} of {total} mutants", chosen.len());
     if options.list {
         for mutant in &chosen {

@@ -442,7 +442,7 @@ fn main() -> ExitCode {
     };
     let all: Vec<_> = all.into_iter().filter(is_compiled).collect();
     let total = all.len();
-    let chosen = options.choose(all, |mutant| &mutant.file);
+    let chosen = options.choose(all, |mutant| &mutant.file, |mutant| mutant.name.clone());
     println!("{} of {total} mutants", chosen.len());
     if options.list {
         for mutant in &chosen {

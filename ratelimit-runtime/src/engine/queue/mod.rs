@@ -34,7 +34,7 @@ use smallvec::SmallVec;
 pub(crate) use self::answer::StoreAnswer;
 use self::{
     answer::counted,
-    state::{SharedCounts, WaitState, WaitingCaller, WaitingFor, Wakes},
+    state::{Outage, SharedCounts, WaitState, WaitingCaller, WaitingFor, Wakes},
     wait_queue::WaitQueue,
 };
 use crate::{
@@ -81,6 +81,8 @@ pub(crate) enum Turn {
     Ask { early: bool },
     /// The caller's longest wait for one of its counters is over, and that counter has no room for it.
     TooLate,
+    /// The caller's longest wait for the store is over. A caller ahead of it has found the store away.
+    StoreAway,
     /// The limiter was closed.
     Closed,
 }
@@ -180,14 +182,17 @@ impl WaitQueues {
         for counter in &counters {
             self.shared.busy(counter.id).fetch_add(1, Ordering::Release);
         }
-        state.callers.insert(ticket, WaitingCaller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None });
+        let outage = Outage::default();
+        state
+            .callers
+            .insert(ticket, WaitingCaller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None, outage });
         state.enqueue(ticket);
         // Before the changes are read: a thread that counts a later change then sees a waiting
         // caller.
         self.waiting.store(state.callers.len(), Ordering::SeqCst);
         if let Some((answer, changes)) = answer {
             let has_changed = changes != self.changes(charges);
-            state.learn(answer, |_| has_changed, now, self.is_shared);
+            state.learn(answer, |_| has_changed, now, self.is_shared, &mut wakes);
         }
         let estimate = state.estimate(ticket, now);
         if is_full || state.is_closed || state.is_known_to_be_too_late(ticket, now) {
@@ -202,7 +207,7 @@ impl WaitQueues {
         self.waiting.store(state.callers.len(), Ordering::Release);
         drop(state);
         wake(wakes);
-        Ok(QueuePosition { queues: self, ticket, turn })
+        Ok(QueuePosition { queues: self, ticket, turn, longest_outage: None })
     }
 
     /// Lets a caller ask again: a refund, a reset or a settlement may have made room.
@@ -259,6 +264,8 @@ pub(crate) struct QueuePosition<'a> {
     queues: &'a WaitQueues,
     ticket: u64,
     turn: Arc<Notify>,
+    /// The caller's longest wait for the store, if it waits for it.
+    pub(crate) longest_outage: Option<Duration>,
 }
 
 impl QueuePosition<'_> {
@@ -293,13 +300,20 @@ impl QueuePosition<'_> {
                 state.unpark(self.ticket);
                 state.advance(ids, now, wakes);
             }
-            let caller = &state.callers[&self.ticket];
-            if !caller.is_asking {
+            if !state.callers[&self.ticket].is_asking {
+                let outage = self.longest_outage.zip(state.note_outage(self.ticket, now));
+                let caller = &state.callers[&self.ticket];
+                if let Some((longest, since)) = outage {
+                    let end = since.saturating_add(longest);
+                    let next = end.min(caller.wake_at.unwrap_or(Duration::MAX));
+                    return if end <= now { Ok(Turn::StoreAway) } else { Err(Some(next)) };
+                }
                 return match state.gives_up_at(self.ticket, now) {
                     Some(at) if at <= now => Ok(Turn::TooLate),
                     gives_up_at => Err([caller.wake_at, gives_up_at].into_iter().flatten().min()),
                 };
             }
+            let caller = &state.callers[&self.ticket];
             let is_early =
                 |counter: &WaitingFor| state.queues.get(&counter.id).is_some_and(|queue| now < queue.ready_at);
             Ok(Turn::Ask { early: caller.counters.iter().any(is_early) })
@@ -342,14 +356,35 @@ impl QueuePosition<'_> {
             };
             state.stop_asking(self.ticket);
             state.enqueue(self.ticket);
-            state.learn(answer, has_changed, now, self.queues.is_shared);
+            state.learn(answer, has_changed, now, self.queues.is_shared, wakes);
             state.advance(ids, now, wakes);
         });
     }
 
     /// Applies the answer that admitted the caller. The caller leaves the queues.
     pub(crate) fn admitted(self, answer: &StoreAnswer) {
-        self.queues.update(|state, now, _| state.learn(answer, |_| false, now, self.queues.is_shared));
+        self.queues.update(|state, now, wakes| state.learn(answer, |_| false, now, self.queues.is_shared, wakes));
+    }
+
+    /// The store could not decide, and the caller waits for it. So do the callers behind it.
+    pub(crate) fn store_is_away(&self) {
+        self.queues.update(|state, _, wakes| {
+            let ids = state.callers.get(&self.ticket).map(WaitingCaller::ids).unwrap_or_default();
+            ids.into_iter().for_each(|id| state.set_store_away(id, true, wakes));
+        });
+    }
+
+    /// How long callers ahead have waited for the store since the last call of this, and since when they
+    /// wait now.
+    pub(crate) fn take_outage(&self) -> (Duration, Option<Duration>) {
+        self.queues.update(|state, now, _| {
+            let Some(Outage { since, before }) =
+                state.callers.get_mut(&self.ticket).map(|caller| std::mem::take(&mut caller.outage))
+            else {
+                return (Duration::ZERO, None);
+            };
+            (before + since.map_or(Duration::ZERO, |since| now.saturating_sub(since)), since)
+        })
     }
 
     /// True if the caller stands in the queue of the counter that gave this refusal.

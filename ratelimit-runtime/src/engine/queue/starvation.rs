@@ -215,7 +215,13 @@ fn a_reservation_is_followed_by_a_period_without_one() {
         is_parked: false,
     };
     let turn = Arc::new(Notify::new());
-    let caller = WaitingCaller { counters: [counter].into_iter().collect(), turn, is_asking: false, wake_at: None };
+    let caller = WaitingCaller {
+        counters: [counter].into_iter().collect(),
+        turn,
+        is_asking: false,
+        wake_at: None,
+        outage: Outage::default(),
+    };
     state.callers.insert(1, caller);
     let mut reserved = |ms: u32| {
         let until = state.reserved_until(1, id, ms * MS, SECOND);

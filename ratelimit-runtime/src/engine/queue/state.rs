@@ -73,6 +73,15 @@ pub(super) struct WaitingCaller {
     pub(super) is_asking: bool,
     /// The time of the next look at the queues. `None`: when notified.
     pub(super) wake_at: Option<Duration>,
+    pub(super) outage: Outage,
+}
+
+/// The time for which a caller is blocked by callers ahead of it who wait for the store.
+#[derive(Default)]
+pub(super) struct Outage {
+    pub(super) since: Option<Duration>,
+    /// The total of earlier ones.
+    pub(super) before: Duration,
 }
 
 pub(super) struct WaitingFor {
@@ -193,6 +202,7 @@ impl WaitState {
         has_changed: impl Fn(CounterId) -> bool,
         now: Duration,
         is_shared: bool,
+        wakes: &mut Wakes,
     ) {
         let sample = now.saturating_sub(answer.sent_at);
         let round_trip = match self.round_trip {
@@ -203,6 +213,9 @@ impl WaitState {
             self.round_trip = Some(round_trip);
         }
         for counter in &answer.counters {
+            if !counter.is_local {
+                self.set_store_away(counter.id, false, wakes);
+            }
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 queue.learn(counter, answer.sent_at, now, round_trip, is_shared);
                 if has_changed(counter.id) {
@@ -215,6 +228,33 @@ impl WaitState {
         {
             queue.latest_refusal = Some(refusal.clone());
         }
+    }
+
+    /// Notes whether the store can decide. The callers in this queue look again if that has changed.
+    pub(super) fn set_store_away(&mut self, id: CounterId, is_away: bool, wakes: &mut Wakes) {
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        if std::mem::replace(&mut queue.is_store_away, is_away) != is_away {
+            wakes.extend(queue.waiting.keys().filter_map(|ticket| Some(Arc::clone(&self.callers.get(ticket)?.turn))));
+        }
+    }
+
+    /// Notes whether callers ahead of a caller wait for the store. An outage takes nothing from the time
+    /// to wait for a limit. Returns the start of the present outage.
+    pub(super) fn note_outage(&mut self, ticket: u64, now: Duration) -> Option<Duration> {
+        let caller = self.callers.get_mut(&ticket)?;
+        let queues = &self.queues;
+        let is_away = |counter: &WaitingFor| queues.get(&counter.id).is_some_and(|queue| queue.is_store_away);
+        if caller.counters.iter().any(is_away) {
+            return Some(*caller.outage.since.get_or_insert(now));
+        }
+        if let Some(since) = caller.outage.since.take() {
+            let blocked_for = now.saturating_sub(since);
+            caller.outage.before += blocked_for;
+            for end in caller.counters.iter_mut().filter_map(|counter| counter.gives_up_at.as_mut()) {
+                *end = end.saturating_add(blocked_for);
+            }
+        }
+        None
     }
 
     /// Lets callers ask if there is room for them now, and sets the timers of the others.

@@ -66,6 +66,8 @@ pub(super) struct WaitQueue {
     pub(super) joined: u128,
     pub(super) departed: u128,
     pub(super) latest_refusal: Option<RequestPerMinute>,
+    /// The store could not decide for a caller of this queue, and has decided for none since.
+    pub(super) is_store_away: bool,
 }
 
 const WHOLE: u32 = 256;
@@ -124,6 +126,7 @@ impl WaitQueue {
             joined: 0,
             departed: 0,
             latest_refusal: None,
+            is_store_away: false,
         }
     }
 
