@@ -75,7 +75,7 @@ impl Drop for CountedWaiter<'_> {
 /// The wait of one call for its store.
 #[derive(Clone, Copy)]
 pub(super) struct OutageWait {
-    /// Counts from the first failure.
-    pub(super) until: Duration,
+    /// The time of the first failure.
+    pub(super) since: Duration,
     pub(super) attempts: u32,
 }

@@ -34,9 +34,10 @@ impl AcquireRequest {
         let engine = self.engine.clone();
         let (clock, waiters) = (&engine.settings().clock, engine.outage_waiters());
         let now = clock.now();
-        let wait = self.outage_wait.get_or_insert(OutageWait { until: now.saturating_add(max), attempts: 0 });
-        let OutageWait { until, attempts } = *wait;
+        let wait = self.outage_wait.get_or_insert(OutageWait { since: now, attempts: 0 });
+        let OutageWait { since, attempts } = *wait;
         wait.attempts = attempts.saturating_add(1);
+        let until = since.saturating_add(max); // `max` may have changed
         let Some(waiter) = CountedWaiter::new(waiters) else { return false };
         let charges = self.charges().unwrap_or_default();
         let may_decide = async {

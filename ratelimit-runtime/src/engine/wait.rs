@@ -156,8 +156,8 @@ impl AcquireRequest {
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(blocked_for);
         }
-        if let (Some(since), Some(max)) = (blocked_since, self.longest_outage()) {
-            self.outage_wait.get_or_insert(OutageWait { until: since.saturating_add(max), attempts: 0 });
+        if let Some(since) = blocked_since {
+            self.outage_wait.get_or_insert(OutageWait { since, attempts: 0 });
         }
     }
 

@@ -255,6 +255,13 @@ async fn changed_rules_reach_calls_that_wait_for_the_store() {
         rules.replace(&format!("[rules.item]\n{changed}")).unwrap();
         assert!(all_end(calls).await.iter().all(Result::is_ok), "{changed}");
     }
+    rules.replace(unchanged).unwrap();
+    let calls = both(&limiter, &rule);
+    sleep(2 * DEADLINE).await;
+    rules.replace("[rules.item]\non_store_error = { Wait = { max = 1, unit = \"Milliseconds\" } }").unwrap();
+    for answer in all_end(calls).await {
+        assert_eq!(answer.unwrap_err().cause(), Cause::Unavailable);
+    }
 }
 
 /// Calls of the lost node wait, and no others. The cluster answers with errors for a while, too.
