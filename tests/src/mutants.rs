@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt as _;
@@ -28,6 +28,8 @@ pub struct Options {
     sample: Option<usize>,
     /// `--from 66`: begins at the 66th of them.
     from: NonZeroUsize,
+    /// `--named FILE`: only those whose names are lines of the file, such as survivors of an earlier run.
+    named: Option<String>,
     /// `--jobs 2`: so many at once.
     pub jobs: NonZeroUsize,
     /// `--list`: runs nothing.
@@ -44,6 +46,7 @@ impl Options {
             only: text("--only").cloned(),
             sample: number("--sample").map(NonZeroUsize::get),
             from: number("--from").unwrap_or(NonZeroUsize::MIN),
+            named: text("--named").map(|file| fs::read_to_string(file).expect("a list of names")),
             jobs: number("--jobs").unwrap_or(NonZeroUsize::MIN),
             list: args.iter().any(|arg| arg == "--list"),
         }
@@ -56,6 +59,9 @@ impl Options {
     pub fn choose<M>(&self, mut mutants: Vec<M>, file: impl Fn(&M) -> &Path, name: impl Fn(&M) -> String) -> Vec<M> {
         if let Some(only) = &self.only {
             mutants.retain(|mutant| file(mutant).to_string_lossy().contains(only.as_str()));
+        }
+        if let Some(named) = &self.named {
+            mutants.retain(|mutant| is_line(named, &name(mutant)));
         }
         if let Some(sample) = self.sample {
             let mut namesakes = HashMap::new();
@@ -155,9 +161,9 @@ fn failed_test(output: &File) -> Option<Failure> {
     Some(Failure::Test(name.to_owned()))
 }
 
-/// The list of known survivors: each is a line of its own, as `name` prints it.
-fn is_known(known: &str, name: &str) -> bool {
-    known.lines().any(|line| line == name)
+/// True if a name is in a list, which has a line for each.
+fn is_line(list: &str, name: &str) -> bool {
+    list.lines().any(|line| line == name)
 }
 
 /// Tries all mutants but those that `known` lists as survivors. `killer` gets the number of its job,
@@ -176,7 +182,7 @@ pub fn try_all<M: Sync>(
             threads.spawn(move || {
                 while let Some(mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (name, begun) = (name(mutant), Instant::now());
-                    let result = if is_known(known, &name) {
+                    let result = if is_line(known, &name) {
                         known_ones.fetch_add(1, Ordering::Relaxed);
                         "known to survive, not tried".to_owned()
                     } else if let Some(failed) = killer(job, mutant) {

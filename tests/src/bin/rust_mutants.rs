@@ -315,19 +315,21 @@ fn compile_errors(tree: &Path) -> Vec<(PathBuf, usize, String)> {
     errors
 }
 
-/// The programs of [`PROGRAMS`], in the same order.
+/// The programs of [`PROGRAMS`], in the same order. `None`: not built.
 struct Programs {
-    paths: [PathBuf; PROGRAMS.len()],
+    paths: [Option<PathBuf>; PROGRAMS.len()],
     folders: [PathBuf; PROGRAMS.len()],
 }
+
+/// The arguments that build the programs of [`PROGRAMS`] that are no part of the library.
+const OTHERS: [&str; 4] = ["--test", "it", "--test", "allocations"];
 
 impl Programs {
     fn build(tree: &Path, options: &[&str]) -> Option<Self> {
         let output = Command::new("cargo")
             .args(["test", "--no-run", "-q", "--message-format=json-render-diagnostics"])
-            .args(options)
             .args(PACKAGES)
-            .args(["--test", "it", "--test", "allocations"])
+            .args(options)
             .current_dir(tree)
             .stderr(Stdio::inherit())
             .output()
@@ -339,7 +341,7 @@ impl Programs {
         };
         let programs: HashMap<_, _> = String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect();
         output.status.success().then(|| Self {
-            paths: PROGRAMS.map(|(name, _)| programs.get(name).expect("the program was built").clone()),
+            paths: PROGRAMS.map(|(name, _)| programs.get(name).cloned()),
             folders: PROGRAMS.map(|(_, folder)| tree.join(folder)),
         })
     }
@@ -347,8 +349,8 @@ impl Programs {
     /// All tests, each after it has passed without a mutant.
     fn tests(&self, jobs: usize) -> Vec<Test> {
         let list = |program| {
-            let listed =
-                Command::new(&self.paths[program]).args(["--list", "--format", "terse"]).output().expect("a list");
+            let listed = Command::new(self.path(program)).args(["--list", "--format", "terse"]).output();
+            let listed = listed.expect("a list");
             let names = String::from_utf8(listed.stdout).expect("names");
             names.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect::<Vec<_>>()
         };
@@ -372,11 +374,15 @@ impl Programs {
         tests
     }
 
+    fn path(&self, program: usize) -> &Path {
+        self.paths[program].as_deref().expect("the program was built")
+    }
+
     /// Runs one test without a mutant. `None` if it fails.
     fn reach(&self, program: usize, name: &str) -> Option<Test> {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let begun = Instant::now();
-        let output = Command::new(&self.paths[program])
+        let output = Command::new(self.path(program))
             .args([name, "--exact"])
             .current_dir(&self.folders[program])
             .env(REACHED, file.path())
@@ -403,8 +409,8 @@ impl Programs {
             }
             let failed =
                 names.iter().enumerate().filter(|(_, names)| !names.is_empty()).find_map(|(program, names)| {
-                    let [path, folder] = [&self.paths, &self.folders].map(|of| of[program].as_path());
-                    TestProgram { path, folder, variable: VARIABLE }
+                    let folder = &self.folders[program];
+                    TestProgram { path: self.path(program), folder, variable: VARIABLE }
                         .killer(&[names, &["--exact"][..]].concat(), OsStr::new(mutant))
                 });
             if failed.is_some() {
@@ -415,6 +421,9 @@ impl Programs {
         None
     }
 }
+
+/// Tests that take longer find no more mutants: one that they alone would notice is a survivor.
+const LONGEST: Duration = Duration::from_secs(10);
 
 struct Test {
     /// Of [`PROGRAMS`].
@@ -482,10 +491,12 @@ fn main() -> ExitCode {
         alone.extend(mutants);
         println!("{} mutants have to be built alone", alone.len());
     }
-    let programs = Programs::build(tree, SERVES_MANY).expect("the programs compile");
+    let programs = Programs::build(tree, &[SERVES_MANY, &OTHERS].concat()).expect("the programs compile");
     let begun = Instant::now();
-    let tests = programs.tests(2 * options.jobs.get());
+    let mut tests = programs.tests(2 * options.jobs.get());
     println!("{} tests pass without a mutant, in {:.0} s", tests.len(), begun.elapsed().as_secs_f64());
+    tests.retain(|test| test.took < LONGEST);
+    println!("{} of them take less than {} s and try the mutants", tests.len(), LONGEST.as_secs());
     let (together, alone): (Vec<_>, Vec<_>) = chosen.iter().partition(|mutant| !alone.contains(&mutant.number));
     let name = |mutant: &&Mutant| mutant.name.clone();
     let first = try_all(&together, options.jobs, KNOWN, name, |_, mutant| {
@@ -503,13 +514,18 @@ fn main() -> ExitCode {
         let changed =
             format!("{}{}{}", &text[..mutant.replaced.start], mutant.replacement, &text[mutant.replaced.end..]);
         fs::write(source(&mutant.file), changed).expect("a file");
-        let killer = if !compile_errors(tree).is_empty() {
-            Some("the compiler".to_owned())
-        } else if let Some(programs) = Programs::build(tree, &[]) {
-            // Those that run other mutants of the file.
-            let of_file: BTreeSet<_> =
-                together.iter().filter(|other| other.file == mutant.file).map(|other| other.number).collect();
-            programs.killer(tests.iter().filter(|test| !test.reached.is_disjoint(&of_file)), "")
+        // Those that run other mutants of the file. The unit tests first: the other programs take longer to build.
+        let of_file: BTreeSet<_> =
+            together.iter().filter(|other| other.file == mutant.file).map(|other| other.number).collect();
+        let near = |test: &&Test| !test.reached.is_disjoint(&of_file);
+        let killer_of = |options: &[&str], is_unit: bool| match Programs::build(tree, options) {
+            Some(programs) => {
+                programs.killer(tests.iter().filter(near).filter(|test| (test.program == 0) == is_unit), "")
+            }
+            None => Some("the compiler".to_owned()),
+        };
+        let killer = if compile_errors(tree).is_empty() {
+            killer_of(&[], true).or_else(|| killer_of(&OTHERS, false))
         } else {
             Some("the compiler".to_owned())
         };
