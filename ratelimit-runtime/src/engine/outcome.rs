@@ -74,10 +74,7 @@ impl AcquireRequest {
             return Ok(Resolution::Rejected(refusal(&self.rule(), error)));
         }
         self.engine.record_failure(&error, &charges);
-        let policy = self.policy();
-        if self.outage_wait.is_none() {
-            observe::fallback_decision(policy);
-        }
+        let policy = self.note_fallback();
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
                 Ok(charges) => {
@@ -92,6 +89,15 @@ impl AcquireRequest {
             OnStoreError::Wait { max } if consume && !self.is_in_shadow() => Resolution::Undecided { error, max },
             OnStoreError::Deny | OnStoreError::Wait { .. } => self.resolve_undecided(error),
         })
+    }
+
+    /// Records that the failure policy decides, once for a call that waits for the store.
+    pub(super) fn note_fallback(&self) -> OnStoreError {
+        let policy = self.policy();
+        if self.outage_wait.is_none() {
+            observe::fallback_decision(policy);
+        }
+        policy
     }
 
     fn policy(&self) -> OnStoreError {

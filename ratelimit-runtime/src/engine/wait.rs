@@ -17,7 +17,11 @@ use super::{
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
-use crate::{Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
+use crate::{
+    Decision, RequestPerMinute,
+    observe::WaitTimer,
+    store::{Charges, StoreError},
+};
 
 /// Pauses before a call asks again that stands in no queue. Others may end what it waits for, such as a ban.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
@@ -70,15 +74,19 @@ impl AcquireRequest {
                 let turn = tokio::select! {
                     biased;
                     () = rules_changed(&mut self.rule_changes) => {
+                        self.apply_rules(false); // they say how long the call waits for the store
                         position.probe();
                         continue;
                     }
                     turn = position.turn() => turn,
                 };
-                self.note_outage(&position);
+                let blocked_since = self.note_outage(&position);
                 let early = match turn {
                     Turn::Ask { early } => early,
-                    Turn::StoreAway => return Err(self.final_refusal(None).await),
+                    Turn::StoreAway => match position.store_error() {
+                        Some(error) => return Err(self.refused_by_outage(error)),
+                        None => continue,
+                    },
                     Turn::TooLate | Turn::Closed => return Err(self.final_refusal(position.refusal()).await),
                 };
                 self.apply_rules(false);
@@ -89,6 +97,7 @@ impl AcquireRequest {
                 }
                 if !position.update_rules(&charges) {
                     position.probe();
+                    self.outage_wait = None;
                     break charges;
                 }
                 if early && let Some(guard) = engine.guard() {
@@ -108,7 +117,8 @@ impl AcquireRequest {
                     (Resolution::Rejected(refusal), _) => return Err(refusal),
                     // It is still its turn afterwards. Those behind it wait for the store, too.
                     (Resolution::Undecided { error, max }, _) => {
-                        position.store_is_away();
+                        position.store_is_away(&error);
+                        self.outage_wait = self.outage_wait.or(blocked_since);
                         if !self.wait_for_store(max).await {
                             return Err(refusal(&self.rule(), error));
                         }
@@ -150,15 +160,19 @@ impl AcquireRequest {
         }
     }
 
-    /// Outages that callers ahead have noticed count as this caller's own.
-    fn note_outage(&mut self, position: &QueuePosition<'_>) {
+    /// Outages that callers ahead have noticed count as this caller's own. Returns the one that goes on.
+    fn note_outage(&mut self, position: &QueuePosition<'_>) -> Option<OutageWait> {
         let (blocked_for, blocked_since) = position.take_outage();
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(blocked_for);
         }
-        if let Some(since) = blocked_since {
-            self.outage_wait.get_or_insert(OutageWait { since, attempts: 0 });
-        }
+        blocked_since.map(|since| OutageWait { since, attempts: 0 })
+    }
+
+    /// The refusal of a caller who has waited for the store behind others.
+    fn refused_by_outage(&self, error: StoreError) -> RequestPerMinute {
+        self.note_fallback();
+        refusal(&self.rule(), error)
     }
 
     /// The refusal of a caller who stops waiting. It includes the time when its turn would have

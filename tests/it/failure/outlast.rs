@@ -264,6 +264,32 @@ async fn changed_rules_reach_calls_that_wait_for_the_store() {
     }
 }
 
+/// A longer wait, set while they wait, also reaches the calls behind the first one of a queue.
+#[tokio::test]
+async fn a_longer_wait_for_the_store_reaches_calls_in_a_queue() {
+    let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.other]\ncount = 1").unwrap());
+    let store = PlainStore::new(&clock);
+    let builder = Limiter::builder("memory://").clock(clock.clone()).on_store_error(FOR_A_MINUTE);
+    let limiter = builder.rules(rules.clone()).over(store.clone()).unwrap();
+    let rule = hourly(1, FIXED);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let calls: Vec<_> = (0..3).map(|_| tokio::spawn(limiter.acquire_within(&rule, 1, 9 * HOUR))).collect();
+    settle().await;
+    let asked = store.calls();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    clock.advance(HOUR);
+    eventually("its turn has come", async || store.calls() > asked).await;
+    rules.replace("[rules.item]\non_store_error = { Wait = { max = 10, unit = \"Minutes\" } }").unwrap();
+    settle().await;
+    clock.advance(10 * MINUTE - SECOND);
+    sleep(DEADLINE).await;
+    assert!(calls.iter().all(|call| !call.is_finished()));
+    clock.advance(2 * SECOND);
+    for answer in all_end(calls).await {
+        assert_eq!(answer.unwrap_err().cause(), Cause::Unavailable);
+    }
+}
+
 /// Calls of the lost node wait, and no others. The cluster answers with errors for a while, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_a_lost_node_of_a_cluster_wait() {

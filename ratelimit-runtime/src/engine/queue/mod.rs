@@ -34,13 +34,13 @@ use smallvec::SmallVec;
 pub(crate) use self::answer::StoreAnswer;
 use self::{
     answer::counted,
-    state::{Outage, SharedCounts, WaitState, WaitingCaller, WaitingFor, Wakes},
+    state::{LOOK_AGAIN, Outage, SharedCounts, WaitState, WaitingCaller, WaitingFor, Wakes},
     wait_queue::WaitQueue,
 };
 use crate::{
     Clock, CounterName, RequestPerMinute,
     counter::CounterId,
-    store::Charge,
+    store::{Charge, StoreError},
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Notify},
 };
 
@@ -51,6 +51,8 @@ mod callers;
 mod fairness;
 #[cfg(all(test, model_check))]
 mod model_check;
+#[cfg(all(test, not(model_check)))]
+mod outages;
 #[cfg(all(test, not(model_check)))]
 mod schedules;
 #[cfg(all(test, not(model_check)))]
@@ -183,9 +185,9 @@ impl WaitQueues {
             self.shared.busy(counter.id).fetch_add(1, Ordering::Release);
         }
         let outage = Outage::default();
-        state
-            .callers
-            .insert(ticket, WaitingCaller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None, outage });
+        let (turn_of_caller, is_away, wake_at) = (Arc::clone(&turn), false, None);
+        let caller = WaitingCaller { counters, turn: turn_of_caller, is_asking, is_away, wake_at, outage };
+        state.callers.insert(ticket, caller);
         state.enqueue(ticket);
         // Before the changes are read: a thread that counts a later change then sees a waiting
         // caller.
@@ -301,11 +303,14 @@ impl QueuePosition<'_> {
                 state.advance(ids, now, wakes);
             }
             if !state.callers[&self.ticket].is_asking {
-                let outage = self.longest_outage.zip(state.note_outage(self.ticket, now));
+                let outage =
+                    self.longest_outage.and_then(|longest| Some((longest, state.note_outage(self.ticket, now)?)));
                 let caller = &state.callers[&self.ticket];
                 if let Some((longest, since)) = outage {
                     let end = since.saturating_add(longest);
-                    let next = end.min(caller.wake_at.unwrap_or(Duration::MAX));
+                    // Of several counters, it may be parked at this one meanwhile.
+                    let again = if caller.counters.len() > 1 { LOOK_AGAIN } else { longest };
+                    let next = end.min(now.saturating_add(again)).min(caller.wake_at.unwrap_or(Duration::MAX));
                     return if end <= now { Ok(Turn::StoreAway) } else { Err(Some(next)) };
                 }
                 return match state.gives_up_at(self.ticket, now) {
@@ -363,27 +368,33 @@ impl QueuePosition<'_> {
 
     /// Applies the answer that admitted the caller. The caller leaves the queues.
     pub(crate) fn admitted(self, answer: &StoreAnswer) {
-        self.queues.update(|state, now, wakes| state.learn(answer, |_| false, now, self.queues.is_shared, wakes));
+        self.queues.update(|state, now, wakes| {
+            state.stop_asking(self.ticket);
+            state.learn(answer, |_| false, now, self.queues.is_shared, wakes);
+        });
     }
 
     /// The store could not decide, and the caller waits for it. So do the callers behind it.
-    pub(crate) fn store_is_away(&self) {
-        self.queues.update(|state, _, wakes| {
-            let ids = state.callers.get(&self.ticket).map(WaitingCaller::ids).unwrap_or_default();
-            ids.into_iter().for_each(|id| state.set_store_away(id, true, wakes));
-        });
+    pub(crate) fn store_is_away(&self, error: &StoreError) {
+        self.queues.update(|state, _, wakes| state.set_away(self.ticket, error, wakes));
+    }
+
+    /// The error of the caller ahead who waits for the store. `None` if the store has decided since.
+    pub(crate) fn store_error(&self) -> Option<StoreError> {
+        let state = self.queues.lock();
+        let ids = state.callers.get(&self.ticket)?.ids();
+        ids.iter().find_map(|id| state.queues.get(id)?.store_error.clone())
     }
 
     /// How long callers ahead have waited for the store since the last call of this, and since when they
     /// wait now.
     pub(crate) fn take_outage(&self) -> (Duration, Option<Duration>) {
         self.queues.update(|state, now, _| {
-            let Some(Outage { since, before }) =
-                state.callers.get_mut(&self.ticket).map(|caller| std::mem::take(&mut caller.outage))
-            else {
-                return (Duration::ZERO, None);
-            };
-            (before + since.map_or(Duration::ZERO, |since| now.saturating_sub(since)), since)
+            let since = self.longest_outage.and_then(|_| state.note_outage(self.ticket, now));
+            let Some(caller) = state.callers.get_mut(&self.ticket) else { return (Duration::ZERO, None) };
+            let outage = std::mem::take(&mut caller.outage);
+            let present = outage.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+            (outage.before.saturating_add(present), since)
         })
     }
 

@@ -219,6 +219,7 @@ fn a_reservation_is_followed_by_a_period_without_one() {
         counters: [counter].into_iter().collect(),
         turn,
         is_asking: false,
+        is_away: false,
         wake_at: None,
         outage: Outage::default(),
     };

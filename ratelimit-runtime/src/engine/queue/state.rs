@@ -16,13 +16,15 @@ use super::{
 use crate::{
     RequestPerMinute,
     counter::{CounterId, IdentityHasher},
+    store::StoreError,
     sync::{AtomicU64, AtomicUsize, Notify},
 };
 
 pub(super) const CELLS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
-/// Time until the next look at a counter that a caller no longer waits for, and that has room for it.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// Time until the next look at a counter that a caller no longer waits for and that has room for it, and until that of
+/// a caller of several counters in an outage.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Counts that are read without the lock of the queues, by the low bits of a counter's id.
 pub(super) struct SharedCounts {
@@ -71,6 +73,8 @@ pub(super) struct WaitingCaller {
     pub(super) turn: Arc<Notify>,
     /// It may ask, and its answer has not arrived.
     pub(super) is_asking: bool,
+    /// The store could not decide. It waits until it can, and is still asking.
+    pub(super) is_away: bool,
     /// The time of the next look at the queues. `None`: when notified.
     pub(super) wake_at: Option<Duration>,
     pub(super) outage: Outage,
@@ -159,11 +163,34 @@ impl WaitState {
         if !std::mem::take(&mut caller.is_asking) {
             return;
         }
+        let is_away = std::mem::take(&mut caller.is_away);
         for WaitingFor { id, cost, .. } in &caller.counters {
             if let Some(queue) = self.queues.get_mut(id) {
                 queue.askers -= 1;
                 queue.asking_cost -= cost;
+                queue.away -= usize::from(is_away);
             }
+        }
+    }
+
+    /// Notes that the store could not decide for an asker, and wakes those who wait behind it.
+    pub(super) fn set_away(&mut self, ticket: u64, error: &StoreError, wakes: &mut Wakes) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        let was_away = std::mem::replace(&mut caller.is_away, true);
+        for id in caller.ids() {
+            if let Some(queue) = self.queues.get_mut(&id) {
+                queue.away += usize::from(!was_away);
+            }
+            self.set_store_error(id, Some(error.clone()), wakes);
+        }
+    }
+
+    /// The callers in this queue look again if the store is away now and was not before, or the reverse.
+    fn set_store_error(&mut self, id: CounterId, error: Option<StoreError>, wakes: &mut Wakes) {
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        let is_away = error.is_some();
+        if std::mem::replace(&mut queue.store_error, error).is_some() != is_away {
+            wakes.extend(queue.waiting.keys().filter_map(|ticket| Some(Arc::clone(&self.callers.get(ticket)?.turn))));
         }
     }
 
@@ -213,8 +240,9 @@ impl WaitState {
             self.round_trip = Some(round_trip);
         }
         for counter in &answer.counters {
-            if !counter.is_local {
-                self.set_store_away(counter.id, false, wakes);
+            // An asker who is still away may be asking another server, or have failed later.
+            if !counter.is_local && self.queues.get(&counter.id).is_some_and(|queue| queue.away == 0) {
+                self.set_store_error(counter.id, None, wakes);
             }
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 queue.learn(counter, answer.sent_at, now, round_trip, is_shared);
@@ -230,20 +258,14 @@ impl WaitState {
         }
     }
 
-    /// Notes whether the store can decide. The callers in this queue look again if that has changed.
-    pub(super) fn set_store_away(&mut self, id: CounterId, is_away: bool, wakes: &mut Wakes) {
-        let Some(queue) = self.queues.get_mut(&id) else { return };
-        if std::mem::replace(&mut queue.is_store_away, is_away) != is_away {
-            wakes.extend(queue.waiting.keys().filter_map(|ticket| Some(Arc::clone(&self.callers.get(ticket)?.turn))));
-        }
-    }
-
     /// Notes whether callers ahead of a caller wait for the store. An outage takes nothing from the time
     /// to wait for a limit. Returns the start of the present outage.
     pub(super) fn note_outage(&mut self, ticket: u64, now: Duration) -> Option<Duration> {
         let caller = self.callers.get_mut(&ticket)?;
         let queues = &self.queues;
-        let is_away = |counter: &WaitingFor| queues.get(&counter.id).is_some_and(|queue| queue.is_store_away);
+        let is_away = |counter: &WaitingFor| {
+            !counter.is_parked && queues.get(&counter.id).is_some_and(|queue| queue.store_error.is_some())
+        };
         if caller.counters.iter().any(is_away) {
             return Some(*caller.outage.since.get_or_insert(now));
         }
@@ -263,6 +285,12 @@ impl WaitState {
         while let Some(id) = ids.get(next) {
             self.advance_one(*id, now, wakes, &mut ids);
             next += 1;
+        }
+        // Nobody would find out that the store is back.
+        for id in ids {
+            if self.queues.get(&id).is_some_and(|queue| queue.askers == 0) {
+                self.set_store_error(id, None, wakes);
+            }
         }
     }
 

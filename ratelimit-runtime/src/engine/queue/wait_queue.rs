@@ -6,6 +6,7 @@ use super::answer::CounterAnswer;
 use crate::{
     RequestPerMinute, Rule,
     algorithm::{Recovery, recovery},
+    store::StoreError,
 };
 
 /// The maximum number of callers with a reservation at one counter. Each answer looks at all of
@@ -66,8 +67,10 @@ pub(super) struct WaitQueue {
     pub(super) joined: u128,
     pub(super) departed: u128,
     pub(super) latest_refusal: Option<RequestPerMinute>,
-    /// The store could not decide for a caller of this queue, and has decided for none since.
-    pub(super) is_store_away: bool,
+    /// Askers who wait for the store, which could not decide.
+    pub(super) away: usize,
+    /// Why the store could not decide, until it has decided for a caller of this queue.
+    pub(super) store_error: Option<StoreError>,
 }
 
 const WHOLE: u32 = 256;
@@ -126,7 +129,8 @@ impl WaitQueue {
             joined: 0,
             departed: 0,
             latest_refusal: None,
-            is_store_away: false,
+            away: 0,
+            store_error: None,
         }
     }
 
