@@ -163,3 +163,58 @@ impl Drop for AbortOnDrop {
         self.0.abort();
     }
 }
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::{
+        future::ready,
+        sync::{
+            Arc,
+            atomic::{AtomicU32, Ordering},
+        },
+    };
+
+    use super::*;
+    use crate::{
+        Algorithm, CounterName, Key, Limiter, Rule, Store,
+        store::{Hold, StoreError},
+    };
+
+    const RULE: Rule = Rule::new("place", 1, LEASE).with_algorithm(Algorithm::Concurrent);
+
+    /// A store where nothing is held. Counts its refunds.
+    #[derive(Clone, Debug, Default)]
+    struct Empty(Arc<AtomicU32>);
+
+    impl Store for Empty {
+        fn decide(&self, batch: Batch) -> Reply<Batch> {
+            Reply::Ready(batch)
+        }
+
+        fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Reply::Ready(Ok(0))
+        }
+
+        fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+            Reply::Ready(Ok(()))
+        }
+    }
+
+    /// The hold was granted, and is over by now. Or the answer is lost.
+    #[tokio::test(start_paused = true)]
+    async fn clean_up_ends_before_the_lease_if_the_store_has_no_such_hold() {
+        let mut charge = Charge::new(RULE, CounterName::new("", &RULE, &Key::NONE), 1);
+        charge.hold = Some(Hold::new(LEASE));
+        let mut granted = Request::new(charge.clone(), true);
+        granted.outcome = Ok(true);
+        let answer: BatchFuture = Box::pin(ready(Batch::from(granted)));
+        for (answer, refunds) in [(Some(answer), 1), (None, MOST_ABSENCES)] {
+            let (store, began) = (Empty::default(), Instant::now());
+            let engine = Limiter::with_store(store.clone()).engine_ref();
+            clean_up(engine, charge.clone().into(), answer).await;
+            assert_eq!(store.0.load(Ordering::Relaxed), refunds);
+            assert!(began.elapsed() < LEASE, "it took {:?}", began.elapsed());
+        }
+    }
+}

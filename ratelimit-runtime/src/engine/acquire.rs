@@ -341,3 +341,15 @@ impl fmt::Debug for Acquire {
         f.debug_struct("Acquire").finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+    use crate::Limiter;
+
+    #[test]
+    fn a_call_shows_no_more_than_its_type() {
+        let call = Acquire::all(Limiter::in_memory().engine_ref(), [], AcquireOptions::default(), OnLimit::Reject);
+        assert_eq!(format!("{call:?}"), "Acquire { .. }");
+    }
+}

@@ -150,3 +150,21 @@ impl AcquireRequest {
         }
     }
 }
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+    use crate::Rule;
+
+    #[test]
+    fn a_refusal_names_the_key_that_all_charges_of_its_rule_have() {
+        let rule = Rule::new("item", 1, Duration::from_secs(60));
+        let named = |charges: [(&'static str, u64); 2]| {
+            let keys = CallKeys(charges.map(|(prefix, key)| (prefix, Key::new(key))).into());
+            keys.name(RequestPerMinute::never_fits(&rule, 2)).key().cloned()
+        };
+        assert_eq!(named([("other", 1), ("item", 2)]), Some(Key::new(2)));
+        assert_eq!(named([("item", 2), ("item", 2)]), Some(Key::new(2)));
+        assert_eq!(named([("item", 1), ("item", 2)]), None);
+    }
+}

@@ -350,6 +350,17 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_renewal_is_repeated_after_a_third_of_the_time_that_is_left() {
+        let held = held(1, 900 * MS);
+        let pause = |left_ms: u64| {
+            held.until_us.store(1_000 * left_ms, Ordering::Release);
+            held.pause_after_failure()
+        };
+        // Not before the deadline. A hold that is over has its usual interval.
+        assert_eq!([900, 300, 2, 0].map(pause), [300 * MS, 100 * MS, MS, 300 * MS]);
+    }
+
+    #[test]
     fn a_forked_process_renews_and_settles_nothing_of_its_parent() {
         let renewals = Arc::new(Renewals::default());
         let (first, second) = ([held(1, 900 * MS)], [held(1, 900 * MS)]);

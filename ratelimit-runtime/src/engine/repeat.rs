@@ -183,3 +183,22 @@ impl Refund {
         let _ = background::spawn(async move { self.complete(&engine).await.is_ok() });
     }
 }
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, CounterName, Key};
+
+    /// A place is free after its lease. Any other hold then counts as a charge.
+    #[test]
+    fn a_settlement_is_repeated_as_long_as_its_hold_counts() {
+        let (lease, period) = (Duration::from_secs(20), Duration::from_secs(300));
+        let repeats_for = |algorithm| {
+            let rule = Rule::new("item", 1, period).with_algorithm(algorithm);
+            let mut charge = Charge::new(rule, CounterName::new("", &rule, &Key::NONE), 1);
+            charge.hold = Some(Hold::new(lease));
+            Work::Settle(charge, 1).repeats_for()
+        };
+        assert_eq!([Algorithm::Concurrent, Algorithm::SlidingLog].map(repeats_for), [lease, lease + period]);
+    }
+}

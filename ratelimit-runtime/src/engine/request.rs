@@ -565,3 +565,38 @@ fn applied_rule(rules: &CurrentRules, request: &ChargeRequest, kind: CallKind, i
     }
     Some(rule)
 }
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Limiter};
+
+    const LOG: Rule = Rule::new("log", 40_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
+
+    /// The charges of a call to one counter.
+    fn charges(requests: &[(u64, CostKind)]) -> Result<Charges, RequestPerMinute> {
+        let applied = |(cost, cost_kind): &(u64, CostKind)| {
+            let key = RequestKey::Some(Key::NONE);
+            AppliedCharge::from(ChargeRequest { rule: LOG, key, cost: *cost, cost_kind: *cost_kind })
+        };
+        let (engine, applied) = (Limiter::in_memory().engine_ref(), requests.iter().map(applied).collect());
+        AcquireRequest::new(engine, applied, AcquireOptions::default(), OnLimit::Reject).charges()
+    }
+
+    #[test]
+    fn a_cost_of_0_is_not_settled_and_may_share_a_counter_with_one_that_is() {
+        assert_eq!(charges(&[(0, CostKind::Reported)]).unwrap()[0].hold, None);
+        let (none, settled) = ((0, CostKind::Fixed), (5, CostKind::Reported));
+        for both in [[none, settled], [settled, none]] {
+            let charges = charges(&both).unwrap();
+            assert_eq!((charges.len(), charges[0].cost, charges[0].hold.is_some()), (1, 5, true));
+        }
+        assert!(charges(&[(1, CostKind::Fixed), settled]).is_err());
+    }
+
+    #[test]
+    fn the_lease_of_a_call_that_is_charged_its_time_is_the_time_that_it_may_take() {
+        let lease = |most_ms| charges(&[(most_ms, CostKind::Elapsed)]).unwrap()[0].hold.unwrap().lease;
+        assert_eq!([100, 5_000, u64::MAX].map(lease), [SHORTEST_LEASE, Duration::from_secs(5), LEASE]);
+    }
+}

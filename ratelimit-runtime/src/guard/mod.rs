@@ -280,10 +280,10 @@ mod tests {
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     };
 
-    use tokio::time::advance;
+    use tokio::time::{advance, sleep};
 
     use super::*;
-    use crate::{Decision, Limiter};
+    use crate::{Cause, Decision, Key, Limiter, ManualClock, OnStoreError};
 
     const HOUR: Duration = Duration::from_secs(3600);
     const RULE: Rule = Rule::new("item", 1, HOUR);
@@ -338,5 +338,38 @@ mod tests {
         };
         assert_eq!(call_ten_keys().await, 10);
         assert!(call_ten_keys().await < 10, "no denial was cached");
+    }
+
+    /// A call that waits for the store asks it once it is back.
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_known_to_be_away_is_not_asked_again() {
+        let store = Refusing::default();
+        store.0.0.store(true, SeqCst);
+        let builder = Limiter::builder("memory://").on_store_error(OnStoreError::Wait { max: HOUR });
+        let limiter = builder.over(store.clone()).unwrap();
+        let call = tokio::spawn(limiter.acquire(&RULE, 1));
+        sleep(Duration::from_secs(60)).await;
+        assert!(!call.is_finished());
+        assert_eq!(store.0.1.load(SeqCst), 1);
+        store.0.0.store(false, SeqCst);
+        assert_eq!(call.await.unwrap().unwrap_err().cause(), Cause::Exceeded);
+        assert_eq!(store.0.1.load(SeqCst), 2);
+    }
+
+    /// Without a prefetch in the background.
+    #[tokio::test]
+    async fn a_cached_denial_is_answered_at_once_also_with_prefetch() {
+        let store = Refusing::default();
+        let guard = Guard::new(Upstream::other(store.clone()), String::new(), ManualClock::new().into(), HOUR);
+        let rule = RULE.with_prefetch(10);
+        let decide = || {
+            let charge = Charge::new(rule, CounterName::new("", &rule, &Key::new(1)), 1);
+            guard.decide(Request::new(charge, true).into())
+        };
+        let denied = decide().answer().await.into_first().unwrap();
+        assert!(!denied.outcome.unwrap());
+        let Reply::Ready(batch) = decide() else { panic!("it waits for a prefetch") };
+        assert!(!batch.into_first().unwrap().outcome.unwrap());
+        assert_eq!(store.0.1.load(SeqCst), 1);
     }
 }

@@ -607,6 +607,46 @@ mod tests {
     }
 
     #[test]
+    fn quota_is_prefetched_early_when_less_than_half_is_left() {
+        const COUNT: u64 = 1_000_000;
+        let (batches, id, rule) = (QuotaBatches::new(), counter(1).id(), rule(COUNT));
+        let spend = |cost, now_us| batches.spend(id, &rule, cost, now_us).map(|(_, prefetch)| prefetch);
+        let arrives = |prefetch: &Prefetch, remaining, now_us| {
+            assert!(charge(&batches, prefetch, remaining, 60_000, now_us, now_us).is_none());
+        };
+        let (prefetch, _first) = wait(&batches, COUNT, 1, START);
+        arrives(&prefetch.unwrap(), COUNT - SIZE, START); // 9 are left
+        assert_eq!(spend(10, START).err(), Some(9));
+        assert!(spend(9, START).unwrap().is_none(), "the first one is not known to be spent quickly");
+
+        let (prefetch, _second) = wait(&batches, COUNT, 1, START);
+        let prefetch = prefetch.unwrap();
+        assert_eq!(prefetch.cost, 2 * SIZE);
+        arrives(&prefetch, COUNT - 3 * SIZE, START); // 19 are left
+        assert!(spend(9, START).unwrap().is_none(), "half is left");
+        let prefetch = spend(1, START).unwrap().expect("less than half is left");
+        assert_eq!(prefetch.cost, 4 * SIZE);
+        arrives(&prefetch, COUNT - 7 * SIZE, START); // 49 are left
+
+        // The next one is half as large, as this one has lasted for long.
+        let late = START + SHRINK_ABOVE_US + 1;
+        let prefetch = spend(40, late).unwrap().expect("less than half is left");
+        assert_eq!(prefetch.cost, 2 * SIZE);
+        arrives(&prefetch, COUNT - 9 * SIZE, late); // 29 are left
+        batches.close();
+        assert!(spend(20, late).unwrap().is_none(), "it is closed");
+    }
+
+    #[test]
+    fn quota_is_drained_once() {
+        let batches = QuotaBatches::new();
+        let (prefetch, _first) = wait(&batches, 100, 1, START);
+        assert!(charge(&batches, &prefetch.unwrap(), 90, 60_000, START, START).is_none());
+        let drained = || batches.drain(START).iter().map(|charge| charge.cost).collect::<Vec<_>>();
+        assert_eq!([drained(), drained()], [vec![SIZE - 1], vec![]]);
+    }
+
+    #[test]
     fn quota_that_arrives_after_its_window_is_for_callers_who_waited_before() {
         let batches = QuotaBatches::new();
         let (prefetch, mut first) = wait(&batches, 100, 1, START);

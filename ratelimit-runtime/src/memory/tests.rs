@@ -8,7 +8,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Algorithm, Decision, Key, ManualClock, Refill};
+use crate::{Algorithm, Decision, Key, ManualClock, Refill, backend::MAX_AT_ONCE};
 
 #[test]
 fn time_goes_back_in_a_shard_if_the_clock_was_set_back() {
@@ -253,4 +253,86 @@ fn a_denied_call_of_several_rules_takes_no_refill() {
     let Reply::Ready(batch) = memory.decide(Request::new(charge, false).into()) else { panic!("memory waits") };
     let remaining = batch.into_first().unwrap().charges[0].decision.remaining;
     assert!(remaining + 1 >= elapsed_ms, "{remaining} after {elapsed_ms} ms");
+}
+
+/// Other calls may store counters for a moment: see `Memory::charge_several`.
+#[test]
+fn several_charges_are_attempted_only_with_room_for_those_of_all_other_calls() {
+    for (stored, is_decided) in [(0_u64, true), (1, false)] {
+        let memory = Memory::new(ManualClock::new().into(), SHARDS * MAX_AT_ONCE, 0);
+        for key in 0..stored {
+            assert!(decide(&memory, &[(&RULE, &Key::new(key))]).unwrap());
+        }
+        let keys = [10, 11].map(Key::new);
+        let mut queries = keys.each_ref().map(|key| Query::new(&RULE, key, 1));
+        let attempt = memory.try_charge_all(&mut queries);
+        assert_eq!(matches!(attempt, Attempt::Decided), is_decided, "{stored}");
+    }
+}
+
+/// The attempt ends at a place, which needs a hold. So it tells what was charged before.
+#[test]
+fn several_charges_are_made_in_the_order_of_their_shards() {
+    let memory = Memory::new(ManualClock::new().into(), 10_000, 0);
+    let place = Rule::new("place", 1, PERIOD).with_algorithm(Algorithm::Concurrent);
+    let (first, second) = (key_in(3, &place, 0), key_in(5, &RULE, 0));
+    let mut queries = [Query::new(&RULE, &second, 1), Query::new(&place, &first, 1)];
+    assert!(matches!(memory.try_charge_all(&mut queries), Attempt::Unsupported));
+    assert_eq!(queries[0].outcome, Outcome::NONE, "it was not charged");
+
+    // In another order, this call would wait for a shard that it has locked itself.
+    let keys = [(5, 0), (3, 0), (5, 1_000_000)].map(|(shard, from)| key_in(shard, &RULE, from));
+    let mut queries = keys.each_ref().map(|key| Query::new(&RULE, key, 1));
+    assert!(matches!(memory.try_charge_all(&mut queries), Attempt::Decided));
+}
+
+/// Between two milliseconds, where waits are rounded up.
+#[test]
+fn a_place_is_denied_at_once_as_a_request_is() {
+    let manual = ManualClock::new();
+    let memory = Memory::new(manual.clone().into(), 10, 0);
+    let place = Rule::new("place", 1, PERIOD).with_algorithm(Algorithm::Concurrent);
+    let request = || {
+        let mut charge = Charge::new(place, CounterName::new("", &place, &Key::NONE), 1);
+        charge.hold = Some(Hold { is_kept: true, ..Hold::new(PERIOD) });
+        let Reply::Ready(batch) = memory.decide(Request::new(charge, true).into()) else { panic!("memory waits") };
+        batch.into_first().unwrap()
+    };
+    assert!(request().outcome.unwrap());
+    manual.advance(Duration::from_micros(500));
+    let denied = request();
+    assert!(!denied.outcome.unwrap());
+    let mut query = Query::new(&place, &Key::NONE, 1);
+    assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
+    assert_eq!(query.outcome.decision(place.limit()), denied.charges[0].decision);
+}
+
+/// In the units of the bucket, the largest cost here would wrap to 0.
+#[test]
+fn a_bucket_denies_every_cost_above_its_burst() {
+    let bucket = Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy };
+    let rule = Rule::new("item", 10, PERIOD).with_algorithm(bucket);
+    let memory = Memory::new(ManualClock::new().into(), 10, 0);
+    for (cost, fits, remaining) in [(1, true, 9), (11, false, 9), (1 << 61, false, 9), (9, true, 0)] {
+        let mut query = Query::new(&rule, &Key::NONE, cost);
+        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
+        assert_eq!((query.outcome.fits(), query.outcome.remaining), (fits, remaining), "{cost}");
+    }
+}
+
+/// By the lower count, half of the tokens would still be missing.
+#[test]
+fn a_bucket_that_is_full_again_is_full_for_a_lowered_count() {
+    let bucket = Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy };
+    let rule = Rule::new("item", 10, PERIOD).with_algorithm(bucket);
+    let manual = ManualClock::new();
+    let memory = Memory::new(manual.clone().into(), 10, 0);
+    let left_after = |rule: Rule, cost| {
+        let mut query = Query::new(&rule, &Key::NONE, cost);
+        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
+        query.outcome.remaining
+    };
+    assert_eq!(left_after(rule, 10), 0);
+    manual.advance(PERIOD);
+    assert_eq!(left_after(rule.with_count(5), 1), 9);
 }

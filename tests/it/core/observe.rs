@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use ratelimit_harness::RedisServer;
+use ratelimit_runtime::__private::{Call, charge, key as key_of, permit_of_several};
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{
     Algorithm, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
@@ -323,6 +324,31 @@ async fn a_shadow_rule_is_counted_beside_a_rule_that_refuses() {
         ]);
         assert_eq!(seen, expected);
     }
+}
+
+/// It would not have refused the call, which is admitted after its wait for the other rule.
+#[tokio::test]
+async fn a_shadow_rule_is_counted_when_a_waiting_call_ends() {
+    let recorder = Recorder::install();
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let (held, tried) = (Rule::new("held", 1, MINUTE), Rule::new("tried", 1, MINUTE).with_shadow(true));
+    let call = || {
+        let charges = (charge(held, key_of(&1), 1), (charge(tried, key_of(&1), 1), ()));
+        permit_of_several(Some(&limiter), Call::DEFAULT.wait(), charges)
+    };
+    call().await.unwrap();
+    let waiting = tokio::spawn(call());
+    settle().await;
+    clock.advance(MINUTE);
+    waiting.await.unwrap().unwrap();
+    let mut seen = recorder.take();
+    seen.retain(|name, _| name.contains("outcome"));
+    let expected = counted([
+        ("decisions_total rule=held outcome=admitted", 2),
+        ("decisions_total rule=tried outcome=admitted", 2),
+    ]);
+    assert_eq!(seen, expected);
 }
 
 #[tokio::test]

@@ -69,3 +69,19 @@ impl Lows {
         self.note(left);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The refund of one charge is smaller then, by as little as possible.
+    #[test]
+    fn of_too_many_pairs_the_two_nearest_are_merged() {
+        let mut lows = Lows::default();
+        for (at_ms, deficit) in (1..).zip([10, 100, 190, 290, 293, 400, 500, 600, 700]) {
+            lows.push(at_ms, deficit);
+        }
+        let since: Vec<_> = (1..10).map(|at_ms| lows.since(at_ms)).collect();
+        assert_eq!(since, [10, 100, 190, 290, 290, 400, 500, 600, 700]);
+    }
+}

@@ -433,3 +433,24 @@ const HOLDING: LuaScript = LuaScript {
     refund: include_str!("refund.lua"),
     refund_args: "cost, period, charged, digits",
 };
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{super::contract::evaluate, *};
+    use crate::Algorithm;
+
+    /// The second settlement finds no room. So nothing counts when the first one has expired.
+    #[test]
+    fn use_beyond_the_largest_count_is_not_charged() {
+        let rule = Rule::new("item", 1, Duration::from_secs(1)).with_algorithm(Algorithm::SlidingLog);
+        let largest = LogLayout::of(rule.period_ms()).largest_count();
+        let mut log = SlidingLog::default();
+        for at_us in [60_000_000, 60_500_000] {
+            log.settle(&rule, &Hold::new(Duration::from_secs(1)), largest, at_us);
+        }
+        let mut left = |at_us| evaluate(&mut log, &ChargeQuery::of(&rule, 1), at_us).decision.remaining;
+        assert_eq!([left(60_999_999), left(61_000_000)], [0, 1]);
+    }
+}

@@ -405,3 +405,23 @@ fn parse_charged(reply: &[u8]) -> Option<[u64; 3]> {
     let three = [numbers.next()??, numbers.next()??, numbers.next()??];
     numbers.next().is_none().then_some(three)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{super::contract::charge, *};
+
+    /// The later charge moves the others on. At its time, those of the oldest bucket count in full.
+    #[test]
+    fn the_oldest_bucket_still_counts_after_a_later_charge() {
+        for (buckets, weighted, later_ms) in [(1, true, 1000), (2, true, 1000), (2, false, 500), (4, false, 750)] {
+            let rule = Rule::new("item", 10, Duration::from_secs(1));
+            let rule = rule.with_algorithm(Algorithm::SlidingWindow { buckets, weighted });
+            let mut window = SlidingWindow::default();
+            let mut left_after =
+                |cost, at_ms: u64| charge(&mut window, &ChargeQuery::of(&rule, cost), at_ms * 1000).remaining;
+            assert_eq!([left_after(9, 60_000), left_after(1, 60_000 + later_ms)], [1, 0], "{rule:?}");
+        }
+    }
+}

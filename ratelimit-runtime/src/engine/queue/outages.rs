@@ -14,7 +14,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 fn ask(world: &World, charges: &[Charge]) -> StoreAnswer {
     let mut asked = Charges::default();
-    charges.iter().for_each(|charge| asked.push(charge.clone()));
+    for charge in charges {
+        asked.push(charge.clone());
+    }
     let Reply::Ready(batch) = world.server.decide(Request::new(asked, true).into()) else {
         panic!("the memory store answers at once")
     };
@@ -23,7 +25,7 @@ fn ask(world: &World, charges: &[Charge]) -> StoreAnswer {
 
 /// Joins with a longest wait of a minute for the store.
 fn join<'a>(world: &'a World, charges: &[Charge]) -> QueuePosition<'a> {
-    let mut position = world.queues.join(world.queues.ticket(), charges, None).ok().expect("there is space");
+    let mut position = world.queues.join(world.queues.ticket(), charges, None).expect("there is space");
     position.longest_outage = Some(MINUTE);
     position
 }

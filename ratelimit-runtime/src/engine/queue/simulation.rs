@@ -278,3 +278,53 @@ fn callers_behind_others_have_no_timer() {
         assert!(positions.iter().all(|position| position.look().is_err()));
     }
 }
+
+/// The counter changes before anyone waits for it.
+#[test]
+fn a_change_during_the_first_request_of_a_caller_is_not_missed() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let charges = of_user_and_all(0);
+    let before = queues.changes(&charges);
+    let answer = StoreAnswer::of(&charges, clock.now());
+    for charge in &charges {
+        queues.changed(&charge.counter);
+    }
+    let position =
+        queues.join(queues.ticket(), &charges, Some((&answer, before))).expect("there is space in the queue");
+    assert_eq!(position.look(), Ok(Turn::Ask { early: true }));
+}
+
+#[test]
+fn each_waiting_caller_knows_the_refusal_and_the_time_of_its_own_turn() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let [charge, _] = of_user_and_all(0);
+    let refusal = RequestPerMinute::exceeded(&charge.rule, 1, &charge.decision);
+    let charges = [charge];
+    let mut answer = StoreAnswer::of(&charges, clock.now());
+    answer.refusal = Some((charges[0].counter.id(), refusal.clone()));
+    let [first, second] = [Some((&answer, queues.changes(&charges))), None]
+        .map(|answer| queues.join(queues.ticket(), &charges, answer).expect("there is space in the queue"));
+    assert_eq!(first.refusal(), Some((refusal.clone(), clock.now() + HOUR)));
+    assert_eq!(second.refusal(), Some((refusal, clock.now() + 2 * HOUR)));
+}
+
+/// The refusal of a cost says nothing of a smaller one.
+#[test]
+fn a_caller_who_leaves_lets_the_next_one_ask_if_that_one_needs_less() {
+    let clock = ManualClock::new();
+    let rule = Rule::new("item", 10, SECOND);
+    let ready_at = clock.now() + SECOND;
+    for (cost, turn) in [(3, Err(Some(ready_at))), (2, Ok(Turn::Ask { early: true }))] {
+        let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+        let mut refused = charge_of(&rule, 1, 3);
+        refused.decision = Decision::new(10, 0, SECOND, Some(SECOND));
+        let (refused, next) = ([refused], [charge_of(&rule, 1, cost)]);
+        let answer = (&StoreAnswer::of(&refused, clock.now()), queues.changes(&refused));
+        let first = queues.join(queues.ticket(), &refused, Some(answer)).expect("there is space in the queue");
+        let second = queues.join(queues.ticket(), &next, None).expect("there is space in the queue");
+        drop(first);
+        assert_eq!(second.look(), turn);
+    }
+}

@@ -235,3 +235,22 @@ fn a_reservation_is_followed_by_a_period_without_one() {
     assert_eq!([reserved(1_000), reserved(1_999)], [None; 2]);
     assert_eq!([reserved(2_000), reserved(2_999)], [Some(3 * SECOND); 2]);
 }
+
+/// G reserves the only room of `one`, so X may not ask. Alone in the queue of `quick`, X looks again when the
+/// reservation ends. With another caller behind it there, X looks again after a period of `quick`.
+#[test]
+fn a_caller_whose_other_counter_is_reserved_is_passed_over_and_looks_again() {
+    const ONE: Rule = Rule::new("one", 1, SECOND);
+    const QUICK: Rule = Rule::new("quick", 1, Duration::from_millis(100));
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let of_g = [decided(ONE, 1, 0, Some(MS)), decided(OWN, 1, 0, Some(500 * MS))];
+    let g = join(&queues, queues.ticket(), &of_g, Some(&StoreAnswer::of(&of_g, clock.now())));
+    clock.advance(MS);
+    assert!(g.look().is_err());
+    let of_x = [decided(QUICK, 1, 1, None), decided(ONE, 1, 1, None)];
+    let x = join(&queues, queues.ticket(), &of_x, None);
+    assert_eq!(x.look(), Err(Some(clock.now() + ONE.period())));
+    let _another = join(&queues, queues.ticket(), &of_x, None);
+    assert_eq!(x.look(), Err(Some(clock.now() + QUICK.period())));
+}

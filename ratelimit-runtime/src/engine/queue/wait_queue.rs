@@ -278,7 +278,7 @@ fn refilled(rule: &Rule, time: Duration) -> u64 {
 #[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
-    use crate::{CounterName, Key, store::Charge};
+    use crate::{Algorithm, CounterName, Key, store::Charge};
 
     const MS: Duration = Duration::from_millis(1);
     const RULE: Rule = Rule::new("item", 10, Duration::from_secs(3600));
@@ -301,6 +301,38 @@ mod tests {
         for (ahead, periods) in [(2, 0), (3, 0), (12, 0), (13, 1), (22, 1), (23, 2)] {
             assert_eq!(queue.turn_at(ahead, 1, MS, None), MS + RULE.period() * periods, "behind {ahead}");
         }
+    }
+
+    /// A full window opens at the time that its callers get. Other room comes back in lumps of twice the limit.
+    #[test]
+    fn a_turn_comes_after_whole_periods_also_at_a_full_window_and_in_lumps() {
+        let mut full = with_room_for(0);
+        (full.ready_at, full.reported_ready_at) = (2 * MS, 3 * MS);
+        for (ahead, periods) in [(9, 0), (10, 1), (19, 1), (20, 2)] {
+            assert_eq!(full.turn_at(ahead, 1, MS, None), 3 * MS + RULE.period() * periods, "behind {ahead}");
+        }
+        let mut lumps = with_room_for(0);
+        lumps.rule = RULE.with_algorithm(Algorithm::SlidingWindow { buckets: 1, weighted: false });
+        for (ahead, periods) in [(19, 0), (20, 1), (39, 1), (40, 2)] {
+            assert_eq!(lumps.turn_at(ahead, 1, MS, None), MS + RULE.period() * periods, "behind {ahead}");
+        }
+    }
+
+    /// It grows beyond the whole only while nearly all of the limit remains.
+    #[test]
+    fn the_share_of_the_refill_grows_slowly_and_shrinks_by_a_fourth() {
+        let id = CounterName::new("", &RULE, &Key::NONE).id();
+        let (mut queue, mut now) = (WaitQueue::new(&RULE), Duration::ZERO);
+        let refused = Some(RULE.period());
+        let answers = [(8, None), (9, None), (0, refused), (0, refused), (0, None)];
+        let shares = answers.map(|(remaining, ready_in)| {
+            now += 2 * MS;
+            let answer =
+                CounterAnswer { id, cost: 1, remaining, ready_in, is_held: false, is_banned: false, is_local: false };
+            queue.learn(&answer, now, now, MS, false);
+            queue.refill_share
+        });
+        assert_eq!(shares, [256, 272, 204, 153, 169]);
     }
 
     #[test]

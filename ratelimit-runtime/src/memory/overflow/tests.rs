@@ -145,6 +145,18 @@ fn a_charge_counts_in_cells_that_were_moved_on_meanwhile() {
 }
 
 #[test]
+fn a_counter_has_one_cell_in_each_row() {
+    let overflow = Overflow::new(SPACIOUS);
+    let table = overflow.table(&RULE).unwrap();
+    for key in 0..100 {
+        let cells = overflow.cells_of(table, id(key));
+        for (row, cell) in table.cells.chunks(overflow.cells_in_row).zip(cells) {
+            assert!(row.as_ptr_range().contains(&std::ptr::from_ref(cell)), "{key}");
+        }
+    }
+}
+
+#[test]
 fn a_cell_keeps_its_numbers_in_one_word() {
     let cell = OverflowCell { span: SPANS - 1, before: LARGEST_COUNT, now: 7 };
     let OverflowCell { span, before, now } = OverflowCell::of(cell.word());

@@ -1,10 +1,11 @@
 //! Reservations of a cost that is settled later, and refunds beside them.
 
+use ratelimit_runtime::__private::{Call, charge_settled, key as key_of, permit_of_several};
 use ratelimit_runtime::conformance::store_of;
 use ratelimit_runtime::{Cause, Rule};
 
 use crate::support::holds::{LEASE, PLACES, TIME, TOKENS, acquire_time, decide_all, held_charge, remaining};
-use crate::support::{LOG, MS, SECOND, Timed, exceeded, fresh_key};
+use crate::support::{LOG, MS, SECOND, Timed, ends, exceeded, fresh_key, settle};
 
 #[tokio::test]
 async fn a_reservation_counts_in_full_until_it_is_settled() {
@@ -56,6 +57,20 @@ async fn no_more_than_the_limit_can_be_reserved() {
         assert_eq!(never.cause(), Cause::NeverFits);
         assert_eq!(timed.limiter.reserve(&TOKENS, 1, 0).await.unwrap().held(), 0);
     }
+}
+
+/// The limiter is closed just when there is room. The refusal looks at the counter, and holds nothing.
+#[tokio::test]
+async fn a_call_that_waits_in_vain_is_not_settled() {
+    let (timed, key) = (Timed::memory().await, fresh_key());
+    timed.limiter.acquire_n(&TOKENS, key, 1000).await.unwrap();
+    let charges = (charge_settled(TOKENS, key_of(&key), 600), ());
+    let call = tokio::spawn(permit_of_several(Some(&timed.limiter), Call::DEFAULT.wait(), charges));
+    settle().await;
+    timed.advance(61 * SECOND);
+    timed.limiter.close().await;
+    exceeded(ends(call).await.unwrap());
+    assert_eq!(remaining(&timed.limiter, &TOKENS, key).await, 1000);
 }
 
 /// In memory a hold lasts without renewals.
