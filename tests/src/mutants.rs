@@ -2,7 +2,6 @@
 //!
 //! Both programs use it: `lua_mutants` for the scripts, `rust_mutants` for the Rust code.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -64,13 +63,11 @@ impl Options {
             mutants.retain(|mutant| is_line(named, &name(mutant)));
         }
         if let Some(sample) = self.sample {
-            let mut namesakes = HashMap::new();
             mutants.sort_by_cached_key(|mutant| {
-                let name = name(mutant);
-                let before = namesakes.entry(name.clone()).or_insert(0);
-                *before += 1;
-                let mut hasher = DefaultHasher::new();
-                (SEED, name, *before).hash(&mut hasher);
+                let (name, mut hasher) = (name(mutant), DefaultHasher::new());
+                let numbered = name.rsplit_once(" #").and_then(|(text, number)| Some((text, number.parse().ok()?)));
+                let (text, number): (&str, i32) = numbered.unwrap_or((&name, 1));
+                (SEED, text, number).hash(&mut hasher);
                 hasher.finish()
             });
             mutants.truncate(sample);

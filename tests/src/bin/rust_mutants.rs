@@ -58,6 +58,7 @@ struct Mutant {
     number: u64,
     /// Below the sources.
     file: PathBuf,
+    /// With `#2` at its end if it is the second one of the same text in its file, from the start.
     name: String,
     genre: String,
     /// The replaced text, in bytes.
@@ -91,6 +92,17 @@ impl Mutant {
             genre: text(&listed["genre"]),
             replaced,
             replacement: text(&listed["replacement"]),
+        }
+    }
+}
+
+fn number_namesakes(mutants: &mut [Mutant]) {
+    let mut namesakes = HashMap::new();
+    for mutant in mutants {
+        let number = namesakes.entry(mutant.name.clone()).or_insert(0);
+        *number += 1;
+        if *number > 1 {
+            write!(mutant.name, " #{number}").expect("a String");
         }
     }
 }
@@ -444,7 +456,8 @@ fn main() -> ExitCode {
     let list: Value = serde_json::from_slice(&fs::read(list).expect("the list")).expect("JSON");
     let mut sources = HashMap::new();
     let parsed = (0..).zip(list.as_array().expect("a list"));
-    let all: Vec<_> = parsed.map(|(number, listed)| Mutant::parse(number, listed, &mut sources, tree)).collect();
+    let mut all: Vec<_> = parsed.map(|(number, listed)| Mutant::parse(number, listed, &mut sources, tree)).collect();
+    number_namesakes(&mut all);
     let sites: HashMap<_, _> = sources.iter().map(|(file, text)| (file.clone(), Sites::of(text))).collect();
     let is_compiled = |mutant: &Mutant| {
         !sites[&mutant.file].not_compiled.iter().any(|function| function.contains(&mutant.replaced.start))
