@@ -73,21 +73,18 @@ impl AcquireRequest {
                 position.longest_outage = self.longest_outage();
                 let turn = tokio::select! {
                     biased;
-                    () = rules_changed(&mut self.rule_changes) => {
-                        self.apply_rules(false); // they say how long the call waits for the store
-                        position.probe();
-                        continue;
-                    }
-                    turn = position.turn() => turn,
+                    () = rules_changed(&mut self.rule_changes) => None,
+                    turn = position.turn() => Some(turn),
                 };
-                let blocked_since = self.note_outage(&position);
+                let blocked_since = turn.and_then(|_| self.note_outage(&position));
                 let early = match turn {
-                    Turn::Ask { early } => early,
-                    Turn::StoreAway => match position.store_error() {
+                    None => None,
+                    Some(Turn::Ask { early }) => Some(early),
+                    Some(Turn::StoreAway) => match position.store_error() {
                         Some(error) => return Err(self.refused_by_outage(error)),
                         None => continue,
                     },
-                    Turn::TooLate | Turn::Closed => return Err(self.final_refusal(position.refusal()).await),
+                    Some(_) => return Err(self.final_refusal(position.refusal()).await), // too late, or closed
                 };
                 self.apply_rules(false);
                 let charges = self.charges()?;
@@ -100,6 +97,10 @@ impl AcquireRequest {
                     self.outage_wait = None;
                     break charges;
                 }
+                let Some(early) = early else {
+                    position.probe(); // the rules have changed
+                    continue;
+                };
                 if early && let Some(guard) = engine.guard() {
                     guard.forget_denials(&charges); // the store may have changed since
                 }

@@ -304,7 +304,7 @@ impl QueuePosition<'_> {
             }
             if !state.callers[&self.ticket].is_asking {
                 let outage =
-                    self.longest_outage.and_then(|longest| Some((longest, state.note_outage(self.ticket, now)?)));
+                    self.longest_outage.zip(state.note_outage(self.ticket, self.longest_outage.is_some(), now));
                 let caller = &state.callers[&self.ticket];
                 if let Some((longest, since)) = outage {
                     let end = since.saturating_add(longest);
@@ -341,7 +341,7 @@ impl QueuePosition<'_> {
             return false;
         }
         for (counter, charge) in caller.counters.iter_mut().zip(counted(charges)) {
-            counter.gives_up_at = gives_up_at(charge, now);
+            counter.gives_up_at = gives_up_at(charge, now).map(|at| at.saturating_add(caller.outage.before));
             if let Some(queue) = queues.get_mut(&counter.id) {
                 queue.rule = charge.rule;
             }
@@ -390,11 +390,10 @@ impl QueuePosition<'_> {
     /// wait now.
     pub(crate) fn take_outage(&self) -> (Duration, Option<Duration>) {
         self.queues.update(|state, now, _| {
-            let since = self.longest_outage.and_then(|_| state.note_outage(self.ticket, now));
+            let since = state.note_outage(self.ticket, self.longest_outage.is_some(), now);
             let Some(caller) = state.callers.get_mut(&self.ticket) else { return (Duration::ZERO, None) };
-            let outage = std::mem::take(&mut caller.outage);
-            let present = outage.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-            (outage.before.saturating_add(present), since)
+            caller.end_outage(now);
+            (std::mem::take(&mut caller.outage).before, since)
         })
     }
 

@@ -96,3 +96,19 @@ fn a_caller_who_does_not_wait_for_the_store_gives_up_in_time() {
     assert_eq!(behind.look(), Ok(Turn::TooLate));
     assert_eq!(behind.take_outage(), (Duration::ZERO, None));
 }
+
+/// Their queue is gone when the second one leaves it.
+#[test]
+fn the_last_callers_to_be_admitted_leave_no_queue_busy() {
+    let (world, rule) = (World::new(), Rule::new("item", 9, HOUR));
+    let charges = [charge_of(&rule, 1, 1)];
+    let first = join(&world, &charges);
+    let others = [(); 2].map(|()| join(&world, &charges));
+    first.admitted(&ask(&world, &charges));
+    assert!(others.iter().all(is_asking));
+    // As `admitted` does, each in its thread.
+    world.queues.update(|state, _, _| others.iter().for_each(|caller| state.stop_asking(caller.ticket)));
+    drop(others);
+    assert!(!world.queues.is_behind_others(&charges, world.queues.ticket()));
+    assert!(world.queues.shared.all_busy().all(|count| count.load(Ordering::Relaxed) == 0));
+}

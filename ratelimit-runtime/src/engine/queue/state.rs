@@ -135,6 +135,16 @@ impl WaitingCaller {
         self.counters.iter().map(|counter| counter.id).collect()
     }
 
+    pub(super) fn end_outage(&mut self, now: Duration) {
+        if let Some(since) = self.outage.since.take() {
+            let blocked_for = now.saturating_sub(since);
+            self.outage.before = self.outage.before.saturating_add(blocked_for);
+            for end in self.counters.iter_mut().filter_map(|counter| counter.gives_up_at.as_mut()) {
+                *end = end.saturating_add(blocked_for);
+            }
+        }
+    }
+
     /// The amount that the caller adds to [`WaitQueue::joined`] for a cost. 0 with several
     /// counters.
     pub(super) fn cost_in_line(&self, cost: u64) -> u128 {
@@ -180,18 +190,24 @@ impl WaitState {
         for id in caller.ids() {
             if let Some(queue) = self.queues.get_mut(&id) {
                 queue.away += usize::from(!was_away);
+                queue.store_error = Some(error.clone());
             }
-            self.set_store_error(id, Some(error.clone()), wakes);
+            if !was_away {
+                self.wake_waiting(id, wakes); // also those who have come since another one was away
+            }
         }
     }
 
-    /// The callers in this queue look again if the store is away now and was not before, or the reverse.
-    fn set_store_error(&mut self, id: CounterId, error: Option<StoreError>, wakes: &mut Wakes) {
-        let Some(queue) = self.queues.get_mut(&id) else { return };
-        let is_away = error.is_some();
-        if std::mem::replace(&mut queue.store_error, error).is_some() != is_away {
-            wakes.extend(queue.waiting.keys().filter_map(|ticket| Some(Arc::clone(&self.callers.get(ticket)?.turn))));
+    /// Those who wait behind callers of this queue wait for the store no longer.
+    fn end_outage(&mut self, id: CounterId, wakes: &mut Wakes) {
+        if self.queues.get_mut(&id).is_some_and(|queue| queue.store_error.take().is_some()) {
+            self.wake_waiting(id, wakes);
         }
+    }
+
+    fn wake_waiting(&self, id: CounterId, wakes: &mut Wakes) {
+        let waiting = self.queues.get(&id).into_iter().flat_map(|queue| queue.waiting.keys());
+        wakes.extend(waiting.filter_map(|ticket| Some(Arc::clone(&self.callers.get(ticket)?.turn))));
     }
 
     /// Removes a caller, and queues without callers. Returns the caller's counters.
@@ -199,9 +215,10 @@ impl WaitState {
         self.stop_asking(ticket);
         let Some(caller) = self.callers.remove(&ticket) else { return SmallVec::new() };
         for WaitingFor { id, is_parked, .. } in &caller.counters {
+            self.shared.busy(*id).fetch_sub(usize::from(!is_parked), Ordering::Release);
+            // An admitted caller does not keep it.
             let Some(queue) = self.queues.get_mut(id) else { continue };
             queue.parked -= usize::from(*is_parked);
-            self.shared.busy(*id).fetch_sub(usize::from(!is_parked), Ordering::Release);
             if let Some(cost) = queue.waiting.remove(&ticket) {
                 // When the last caller leaves, those ahead of it do not wait a shorter time.
                 if queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket) {
@@ -242,7 +259,7 @@ impl WaitState {
         for counter in &answer.counters {
             // An asker who is still away may be asking another server, or have failed later.
             if !counter.is_local && self.queues.get(&counter.id).is_some_and(|queue| queue.away == 0) {
-                self.set_store_error(counter.id, None, wakes);
+                self.end_outage(counter.id, wakes);
             }
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 queue.learn(counter, answer.sent_at, now, round_trip, is_shared);
@@ -259,23 +276,17 @@ impl WaitState {
     }
 
     /// Notes whether callers ahead of a caller wait for the store. An outage takes nothing from the time
-    /// to wait for a limit. Returns the start of the present outage.
-    pub(super) fn note_outage(&mut self, ticket: u64, now: Duration) -> Option<Duration> {
+    /// to wait for a limit. Returns the start of the present outage. `waits`: this caller would wait, too.
+    pub(super) fn note_outage(&mut self, ticket: u64, waits: bool, now: Duration) -> Option<Duration> {
         let caller = self.callers.get_mut(&ticket)?;
         let queues = &self.queues;
         let is_away = |counter: &WaitingFor| {
             !counter.is_parked && queues.get(&counter.id).is_some_and(|queue| queue.store_error.is_some())
         };
-        if caller.counters.iter().any(is_away) {
+        if waits && caller.counters.iter().any(is_away) {
             return Some(*caller.outage.since.get_or_insert(now));
         }
-        if let Some(since) = caller.outage.since.take() {
-            let blocked_for = now.saturating_sub(since);
-            caller.outage.before += blocked_for;
-            for end in caller.counters.iter_mut().filter_map(|counter| counter.gives_up_at.as_mut()) {
-                *end = end.saturating_add(blocked_for);
-            }
-        }
+        caller.end_outage(now);
         None
     }
 
@@ -289,7 +300,7 @@ impl WaitState {
         // Nobody would find out that the store is back.
         for id in ids {
             if self.queues.get(&id).is_some_and(|queue| queue.askers == 0) {
-                self.set_store_error(id, None, wakes);
+                self.end_outage(id, wakes);
             }
         }
     }
