@@ -328,3 +328,17 @@ fn a_caller_who_leaves_lets_the_next_one_ask_if_that_one_needs_less() {
         assert_eq!(second.look(), turn);
     }
 }
+
+/// It has waited for one counter as long as it may, but another caller is asking for it.
+#[test]
+fn a_caller_of_two_counters_waits_for_the_answer_of_the_caller_ahead() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let [user, all] = of_user_and_all(0);
+    let ahead = queues.join(queues.ticket(), std::slice::from_ref(&all), None).expect("there is space in the queue");
+    assert_eq!(ahead.look(), Ok(Turn::Ask { early: false }));
+    let charges = [Charge { longest_wait: HOUR, ..all }, Charge { longest_wait: 9 * HOUR, ..user }];
+    let behind = queues.join(queues.ticket(), &charges, None).expect("there is space in the queue");
+    clock.advance(HOUR);
+    assert_eq!(behind.look(), Err(Some(clock.now() + LOOK_AGAIN)));
+}
