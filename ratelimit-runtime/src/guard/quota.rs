@@ -626,13 +626,14 @@ mod tests {
         assert!(spend(9, START).unwrap().is_none(), "half is left");
         let prefetch = spend(1, START).unwrap().expect("less than half is left");
         assert_eq!(prefetch.cost, 4 * SIZE);
-        arrives(&prefetch, COUNT - 7 * SIZE, START); // 49 are left
+        assert!(spend(1, START).unwrap().is_none(), "one prefetch is under way");
+        arrives(&prefetch, COUNT - 7 * SIZE, START); // 48 are left
 
         // The next one is half as large, as this one has lasted for long.
         let late = START + SHRINK_ABOVE_US + 1;
         let prefetch = spend(40, late).unwrap().expect("less than half is left");
         assert_eq!(prefetch.cost, 2 * SIZE);
-        arrives(&prefetch, COUNT - 9 * SIZE, late); // 29 are left
+        arrives(&prefetch, COUNT - 9 * SIZE, late); // 28 are left
         batches.close();
         assert!(spend(20, late).unwrap().is_none(), "it is closed");
     }
