@@ -649,15 +649,21 @@ mod tests {
 
     #[test]
     fn quota_that_arrives_after_its_window_is_for_callers_who_waited_before() {
-        let batches = QuotaBatches::new();
-        let (prefetch, mut first) = wait(&batches, 100, 1, START);
-        let (none, mut late) = wait(&batches, 100, 1, START + 1);
-        assert!(none.is_none());
-        let prefetch = prefetch.unwrap();
-        let next = charge(&batches, &prefetch, 90, 5, START, START + 8_000);
-        assert!(is_spent(&mut first) && !is_spent(&mut late));
-        assert!(charge(&batches, &next.expect("a caller waits"), 90, 60_000, START + 8_000, START + 9_000).is_none());
-        assert!(is_spent(&mut late));
+        // The second one ends just then, if its end was rounded up.
+        for lasts_ms in [5, 9, 10] {
+            let batches = QuotaBatches::new();
+            let (prefetch, mut first) = wait(&batches, 100, 1, START);
+            let (none, mut late) = wait(&batches, 100, 1, START + 1);
+            assert!(none.is_none());
+            let prefetch = prefetch.unwrap();
+            let next = charge(&batches, &prefetch, 90, lasts_ms, START, START + 8_000);
+            assert!(is_spent(&mut first));
+            assert_eq!((is_spent(&mut late), next.is_none()), (lasts_ms == 10, lasts_ms == 10));
+            if let Some(next) = next {
+                assert!(charge(&batches, &next, 90, 60_000, START + 8_000, START + 9_000).is_none());
+                assert!(is_spent(&mut late));
+            }
+        }
     }
 
     /// They waited behind a caller who needed more.
