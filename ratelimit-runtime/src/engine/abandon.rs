@@ -167,12 +167,14 @@ impl Drop for AbortOnDrop {
 #[cfg(all(test, not(model_check)))]
 mod tests {
     use std::{
-        future::ready,
+        future::{pending, ready},
         sync::{
             Arc,
             atomic::{AtomicU32, Ordering},
         },
     };
+
+    use tokio::{runtime::Handle, task::yield_now};
 
     use super::*;
     use crate::{
@@ -216,5 +218,17 @@ mod tests {
             assert_eq!(store.0.load(Ordering::Relaxed), refunds);
             assert!(began.elapsed() < LEASE, "it took {:?}", began.elapsed());
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clean_up_leaves_no_task_behind_if_no_answer_comes() {
+        let mut charge = Charge::new(RULE, CounterName::new("", &RULE, &Key::NONE), 1);
+        charge.hold = Some(Hold::new(LEASE));
+        let engine = Limiter::with_store(Empty::default()).engine_ref();
+        let tasks = || Handle::current().metrics().num_alive_tasks();
+        let before = tasks();
+        clean_up(engine, charge.into(), Some(Box::pin(pending()))).await;
+        yield_now().await;
+        assert_eq!(tasks(), before);
     }
 }
