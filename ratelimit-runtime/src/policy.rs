@@ -50,7 +50,8 @@ pub enum OnStoreError {
     /// [`OnStoreError::Deny`].
     ///
     /// `max` counts from the first failure of the call, or of a call ahead of it in its queue, on the
-    /// limiter's clock. It is at most 49 days. It is not part of the deadline, nor of the time that `on_limit = Wait` may take.
+    /// limiter's clock. It is at most 49 days. It is not part of the deadline, nor of the time that
+    /// `on_limit = Wait` may take.
     ///
     /// - The call asks again once the server is known to be back. While a server answers with
     ///   errors, such as `LOADING`, the waiting calls of a limiter ask some 500 times a second at

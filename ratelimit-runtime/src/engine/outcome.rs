@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use super::{
+    ask::AcquireResult,
     core::Origin,
     permit::{Permit, Receipt, most_restrictive_decision, uncounted_decision},
     queue::StoreAnswer,
@@ -42,6 +43,15 @@ pub(super) enum Resolution {
         error: StoreError,
         max: Duration,
     },
+}
+
+impl From<AcquireResult> for Resolution {
+    fn from(answer: AcquireResult) -> Self {
+        match answer {
+            Ok(permit) => Self::Admitted(permit, None),
+            Err(refused) => Self::Rejected(refused),
+        }
+    }
 }
 
 /// A refusal by shadow rules alone: their decision, and the charges of the other rules.
@@ -87,12 +97,12 @@ impl AcquireRequest {
             },
             OnStoreError::Local => self.decide_locally(&error, consume),
             OnStoreError::Wait { max } if consume && !self.is_in_shadow() => Resolution::Undecided { error, max },
-            OnStoreError::Deny | OnStoreError::Wait { .. } => self.resolve_undecided(error),
+            OnStoreError::Deny | OnStoreError::Wait { .. } => self.end_undecided(error).into(),
         })
     }
 
     /// Records that the failure policy decides, once for a call that waits for the store.
-    pub(super) fn note_fallback(&self) -> OnStoreError {
+    fn note_fallback(&self) -> OnStoreError {
         let policy = self.policy();
         if self.outage_wait.is_none() {
             observe::fallback_decision(policy);
@@ -122,12 +132,18 @@ impl AcquireRequest {
         self.charges.iter().filter_map(|charge| charge.rule).all(|rule| rule.is_shadow())
     }
 
+    /// The end of a call that has waited for the store, behind others, for as long as it may.
+    pub(super) fn end_in_outage(&self, error: StoreError) -> AcquireResult {
+        self.note_fallback();
+        self.end_undecided(error)
+    }
+
     /// Refuses a call without a decision, unless all of its rules are in shadow mode.
-    fn resolve_undecided(&self, error: StoreError) -> Resolution {
+    fn end_undecided(&self, error: StoreError) -> AcquireResult {
         if !error.misconfigured && self.is_in_shadow() {
-            return Resolution::Admitted(Permit::free(Decision::fresh(self.rule().limit())), None);
+            return Ok(Permit::free(Decision::fresh(self.rule().limit())));
         }
-        Resolution::Rejected(refusal(&self.rule(), error))
+        Err(refusal(&self.rule(), error))
     }
 
     /// Decides in this process, within its share of each rule.
@@ -165,7 +181,7 @@ impl AcquireRequest {
                 Some(Request { charges, outcome: Ok(fits), .. }) => {
                     self.resolve_decided(charges, fits, consume, Origin::LocalFallback, self.clock().now())
                 }
-                Some(Request { outcome: Err(error), .. }) => Ok(self.resolve_undecided(error)),
+                Some(Request { outcome: Err(error), .. }) => Ok(self.end_undecided(error).into()),
                 None => Ok(Resolution::Rejected(refusal(&self.rule(), StoreError::no_answer()))),
             };
             charges = match resolution {

@@ -17,11 +17,7 @@ use super::{
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
-use crate::{
-    Decision, RequestPerMinute,
-    observe::WaitTimer,
-    store::{Charges, StoreError},
-};
+use crate::{Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
 
 /// Pauses before a call asks again that stands in no queue. Others may end what it waits for, such as a ban.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
@@ -81,7 +77,7 @@ impl AcquireRequest {
                     None => None,
                     Some(Turn::Ask { early }) => Some(early),
                     Some(Turn::StoreAway) => match position.store_error() {
-                        Some(error) => return Err(self.refused_by_outage(error)),
+                        Some(error) => return self.end_in_outage(error),
                         None => continue,
                     },
                     Some(_) => return Err(self.final_refusal(position.refusal()).await), // too late, or closed
@@ -92,15 +88,15 @@ impl AcquireRequest {
                     position.probe();
                     return Ok(Permit::free(uncounted_decision(&charges)));
                 }
+                let Some(early) = early else {
+                    position.probe(); // changed charges join their queues in the order of the turns
+                    continue;
+                };
                 if !position.update_rules(&charges) {
                     position.probe();
                     self.outage_wait = None;
                     break charges;
                 }
-                let Some(early) = early else {
-                    position.probe(); // the rules have changed
-                    continue;
-                };
                 if early && let Some(guard) = engine.guard() {
                     guard.forget_denials(&charges); // the store may have changed since
                 }
@@ -161,19 +157,14 @@ impl AcquireRequest {
         }
     }
 
-    /// Outages that callers ahead have noticed count as this caller's own. Returns the one that goes on.
+    /// Adds the time for which callers ahead have waited for the store to the time of this call. Returns the
+    /// outage that goes on.
     fn note_outage(&mut self, position: &QueuePosition<'_>) -> Option<OutageWait> {
         let (blocked_for, blocked_since) = position.take_outage();
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(blocked_for);
         }
         blocked_since.map(|since| OutageWait { since, attempts: 0 })
-    }
-
-    /// The refusal of a caller who has waited for the store behind others.
-    fn refused_by_outage(&self, error: StoreError) -> RequestPerMinute {
-        self.note_fallback();
-        refusal(&self.rule(), error)
     }
 
     /// The refusal of a caller who stops waiting. It includes the time when its turn would have

@@ -292,6 +292,25 @@ async fn a_change_of_the_file_reaches_waiting_callers() {
     }
 }
 
+/// Another period is another counter. Callers who wait go there one by one, in their order.
+#[tokio::test]
+async fn waiting_callers_keep_their_order_if_the_period_changes() {
+    let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.other]\ncount = 1").unwrap());
+    let builder = Limiter::builder("memory://").clock(clock.clone()).rules(rules.clone());
+    let (limiter, rule) = (builder.build().await.unwrap(), Rule::new("item", 1, MINUTE));
+    limiter.acquire(&rule, "alice").await.unwrap();
+    let waiting: Vec<_> = (0..5).map(|_| tokio::spawn(limiter.acquire_within(&rule, "alice", 60 * MINUTE))).collect();
+    crate::support::settle().await;
+    rules.replace("[rules.item]\nttl = 2\nunit = \"Minutes\"").unwrap();
+    for admitted in 1..=5 {
+        crate::support::settle().await;
+        let finished: Vec<_> = waiting.iter().map(tokio::task::JoinHandle::is_finished).collect();
+        assert!(finished[..admitted].iter().all(|is_finished| *is_finished), "{finished:?}");
+        assert_eq!(finished.iter().filter(|is_finished| **is_finished).count(), admitted);
+        clock.advance(2 * MINUTE);
+    }
+}
+
 /// A program that watches its file itself.
 #[tokio::test]
 async fn rules_replaced_by_a_text_reach_new_and_waiting_callers() {

@@ -308,7 +308,7 @@ impl QueuePosition<'_> {
                 let caller = &state.callers[&self.ticket];
                 if let Some((longest, since)) = outage {
                     let end = since.saturating_add(longest);
-                    // Of several counters, it may be parked at this one meanwhile.
+                    // A caller of several counters may be parked here meanwhile.
                     let again = if caller.counters.len() > 1 { LOOK_AGAIN } else { longest };
                     let next = end.min(now.saturating_add(again)).min(caller.wake_at.unwrap_or(Duration::MAX));
                     return if end <= now { Ok(Turn::StoreAway) } else { Err(Some(next)) };
@@ -341,7 +341,7 @@ impl QueuePosition<'_> {
             return false;
         }
         for (counter, charge) in caller.counters.iter_mut().zip(counted(charges)) {
-            counter.gives_up_at = gives_up_at(charge, now).map(|at| at.saturating_add(caller.outage.before));
+            counter.gives_up_at = gives_up_at(charge, now);
             if let Some(queue) = queues.get_mut(&counter.id) {
                 queue.rule = charge.rule;
             }

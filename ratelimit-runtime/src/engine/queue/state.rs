@@ -22,8 +22,8 @@ use crate::{
 
 pub(super) const CELLS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
-/// Time until the next look at a counter that a caller no longer waits for and that has room for it, and until that of
-/// a caller of several counters in an outage.
+/// A caller looks again after this time: at a counter that it no longer waits for and that has room, or, if it has
+/// several counters, in an outage.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Counts that are read without the lock of the queues, by the low bits of a counter's id.
@@ -73,7 +73,7 @@ pub(super) struct WaitingCaller {
     pub(super) turn: Arc<Notify>,
     /// It may ask, and its answer has not arrived.
     pub(super) is_asking: bool,
-    /// The store could not decide. It waits until it can, and is still asking.
+    /// The caller waits for the store, which could not decide, and still counts as asking.
     pub(super) is_away: bool,
     /// The time of the next look at the queues. `None`: when notified.
     pub(super) wake_at: Option<Duration>,
@@ -135,6 +135,7 @@ impl WaitingCaller {
         self.counters.iter().map(|counter| counter.id).collect()
     }
 
+    /// An outage takes nothing from the time to wait for a limit.
     pub(super) fn end_outage(&mut self, now: Duration) {
         if let Some(since) = self.outage.since.take() {
             let blocked_for = now.saturating_sub(since);
@@ -190,24 +191,24 @@ impl WaitState {
         for id in caller.ids() {
             if let Some(queue) = self.queues.get_mut(&id) {
                 queue.away += usize::from(!was_away);
-                queue.store_error = Some(error.clone());
-            }
-            if !was_away {
-                self.wake_waiting(id, wakes); // also those who have come since another one was away
+                let is_new = queue.store_error.replace(error.clone()).is_none();
+                // Callers of several counters may have been parked when the outage began.
+                self.wake_waiting(id, |caller| is_new || !was_away && caller.counters.len() > 1, wakes);
             }
         }
     }
 
-    /// Those who wait behind callers of this queue wait for the store no longer.
-    fn end_outage(&mut self, id: CounterId, wakes: &mut Wakes) {
+    /// The store has decided, or nobody asks: those who wait look again.
+    fn store_is_back(&mut self, id: CounterId, wakes: &mut Wakes) {
         if self.queues.get_mut(&id).is_some_and(|queue| queue.store_error.take().is_some()) {
-            self.wake_waiting(id, wakes);
+            self.wake_waiting(id, |_| true, wakes);
         }
     }
 
-    fn wake_waiting(&self, id: CounterId, wakes: &mut Wakes) {
+    fn wake_waiting(&self, id: CounterId, looks_again: impl Fn(&WaitingCaller) -> bool, wakes: &mut Wakes) {
         let waiting = self.queues.get(&id).into_iter().flat_map(|queue| queue.waiting.keys());
-        wakes.extend(waiting.filter_map(|ticket| Some(Arc::clone(&self.callers.get(ticket)?.turn))));
+        let callers = waiting.filter_map(|ticket| self.callers.get(ticket)).filter(|caller| looks_again(caller));
+        wakes.extend(callers.map(|caller| Arc::clone(&caller.turn)));
     }
 
     /// Removes a caller, and queues without callers. Returns the caller's counters.
@@ -216,7 +217,7 @@ impl WaitState {
         let Some(caller) = self.callers.remove(&ticket) else { return SmallVec::new() };
         for WaitingFor { id, is_parked, .. } in &caller.counters {
             self.shared.busy(*id).fetch_sub(usize::from(!is_parked), Ordering::Release);
-            // An admitted caller does not keep it.
+            // The queue may be gone: an admitted caller does not keep it.
             let Some(queue) = self.queues.get_mut(id) else { continue };
             queue.parked -= usize::from(*is_parked);
             if let Some(cost) = queue.waiting.remove(&ticket) {
@@ -259,7 +260,7 @@ impl WaitState {
         for counter in &answer.counters {
             // An asker who is still away may be asking another server, or have failed later.
             if !counter.is_local && self.queues.get(&counter.id).is_some_and(|queue| queue.away == 0) {
-                self.end_outage(counter.id, wakes);
+                self.store_is_back(counter.id, wakes);
             }
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 queue.learn(counter, answer.sent_at, now, round_trip, is_shared);
@@ -275,8 +276,8 @@ impl WaitState {
         }
     }
 
-    /// Notes whether callers ahead of a caller wait for the store. An outage takes nothing from the time
-    /// to wait for a limit. Returns the start of the present outage. `waits`: this caller would wait, too.
+    /// Notes whether callers ahead of a caller wait for the store. Returns the start of the present outage.
+    /// `waits`: this caller would wait, too.
     pub(super) fn note_outage(&mut self, ticket: u64, waits: bool, now: Duration) -> Option<Duration> {
         let caller = self.callers.get_mut(&ticket)?;
         let queues = &self.queues;
@@ -297,10 +298,10 @@ impl WaitState {
             self.advance_one(*id, now, wakes, &mut ids);
             next += 1;
         }
-        // Nobody would find out that the store is back.
+        // Without askers, nobody would find out that the store is back.
         for id in ids {
             if self.queues.get(&id).is_some_and(|queue| queue.askers == 0) {
-                self.end_outage(id, wakes);
+                self.store_is_back(id, wakes);
             }
         }
     }
