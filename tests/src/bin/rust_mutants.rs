@@ -446,6 +446,15 @@ struct Test {
     reached: BTreeSet<u64>,
 }
 
+/// A file that gets its text back when this is dropped.
+struct Restored<'a>(PathBuf, &'a str);
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        fs::write(&self.0, self.1).expect("a file");
+    }
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let [list, tree, ..] = &args[..] else {
@@ -517,16 +526,29 @@ fn main() -> ExitCode {
         programs.killer(tests, &mutant.number.to_string())
     });
 
-    println!("\nBuilt alone:");
     fs::write(&root, root_text).expect("a file");
     for (file, text) in &sources {
         fs::write(source(file), text).expect("a file");
     }
+    // In place of the unchanged file.
+    let built_in = |mutant: &Mutant| {
+        let Mutant { file, replaced, replacement, .. } = mutant;
+        let text = &sources[file];
+        let changed = format!("{}{replacement}{}", &text[..replaced.start], &text[replaced.end..]);
+        fs::write(source(file), changed).expect("a file");
+        Restored(source(file), text)
+    };
+    let total = alone.len();
+    let alone: Vec<_> = alone
+        .into_iter()
+        .filter(|mutant| {
+            let _restored = built_in(mutant);
+            compile_errors(tree).is_empty()
+        })
+        .collect();
+    println!("\n{} mutants do not compile. Built alone:", total - alone.len());
     let second = try_all(&alone, std::num::NonZeroUsize::MIN, KNOWN, name, |_, mutant| {
-        let text = &sources[&mutant.file];
-        let changed =
-            format!("{}{}{}", &text[..mutant.replaced.start], mutant.replacement, &text[mutant.replaced.end..]);
-        fs::write(source(&mutant.file), changed).expect("a file");
+        let _restored = built_in(mutant);
         // Those that run other mutants of the file. The unit tests first: the other programs take longer to build.
         let of_file: BTreeSet<_> =
             together.iter().filter(|other| other.file == mutant.file).map(|other| other.number).collect();
@@ -535,15 +557,9 @@ fn main() -> ExitCode {
             Some(programs) => {
                 programs.killer(tests.iter().filter(near).filter(|test| (test.program == 0) == is_unit), "")
             }
-            None => Some("the compiler".to_owned()),
+            None => Some("the compiler of the tests".to_owned()),
         };
-        let killer = if compile_errors(tree).is_empty() {
-            killer_of(&[], true).or_else(|| killer_of(&OTHERS, false))
-        } else {
-            Some("the compiler".to_owned())
-        };
-        fs::write(source(&mutant.file), text).expect("a file");
-        killer
+        killer_of(&[], true).or_else(|| killer_of(&OTHERS, false))
     });
     if first == ExitCode::SUCCESS { second } else { first }
 }

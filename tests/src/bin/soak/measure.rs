@@ -2,17 +2,23 @@
 
 use std::fs;
 
+use peak_alloc::PeakAlloc;
 use ratelimit_harness::RedisServer;
 use redis::FromRedisValue;
 use tokio::runtime::Handle;
 
 use crate::world::World;
 
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
 /// The numbers at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// Resident memory of the process, in KiB.
+    /// Resident memory of the process, in KiB. It depends on how many threads have allocated at once.
     pub(crate) memory: u64,
+    /// Memory that is in use, in KiB.
+    pub(crate) allocated: u64,
     pub(crate) tasks: usize,
     pub(crate) threads: u64,
     pub(crate) descriptors: usize,
@@ -43,7 +49,8 @@ impl Sample {
         }
         let descriptors = fs::read_dir("/proc/self/fd").expect("the process's descriptors").count() - 1; // of the folder
         let (memory, threads) = (resident(), status("Threads:"));
-        Self { memory, tasks: runtime.metrics().num_alive_tasks(), threads, descriptors, servers }
+        let allocated = u64::try_from(ALLOCATOR.current_usage() / 1024).unwrap_or(u64::MAX);
+        Self { memory, allocated, tasks: runtime.metrics().num_alive_tasks(), threads, descriptors, servers }
     }
 
     pub(crate) fn connections(&self) -> u64 {

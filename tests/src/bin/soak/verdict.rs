@@ -27,6 +27,8 @@ pub(crate) fn print(start: &Sample, end: &Sample, resident: &[u64]) -> Vec<Strin
     }
     let at_most = bound(start.memory, 8 * MIB);
     row("memory, KiB", start.memory, end.memory, end.memory <= at_most, &format!("at most {at_most}"));
+    let at_most = bound(start.allocated, MIB);
+    row("allocated, KiB", start.allocated, end.allocated, end.allocated <= at_most, &format!("at most {at_most}"));
     for (start, end) in start.servers.iter().zip(&end.servers) {
         let at_most = bound(start.memory, MIB);
         let name = format!("memory, {}, KiB", start.name);
