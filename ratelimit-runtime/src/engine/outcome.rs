@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use super::{
-    ask::AcquireResult,
     core::Origin,
     permit::{Permit, Receipt, most_restrictive_decision, uncounted_decision},
     queue::StoreAnswer,
@@ -45,8 +44,8 @@ pub(super) enum Resolution {
     },
 }
 
-impl From<AcquireResult> for Resolution {
-    fn from(answer: AcquireResult) -> Self {
+impl From<Result<Permit, RequestPerMinute>> for Resolution {
+    fn from(answer: Result<Permit, RequestPerMinute>) -> Self {
         match answer {
             Ok(permit) => Self::Admitted(permit, None),
             Err(refused) => Self::Rejected(refused),
@@ -133,13 +132,13 @@ impl AcquireRequest {
     }
 
     /// The end of a call that has waited for the store, behind others, for as long as it may.
-    pub(super) fn end_in_outage(&self, error: StoreError) -> AcquireResult {
+    pub(super) fn end_in_outage(&self, error: StoreError) -> Result<Permit, RequestPerMinute> {
         self.note_fallback();
         self.end_undecided(error)
     }
 
     /// Refuses a call without a decision, unless all of its rules are in shadow mode.
-    fn end_undecided(&self, error: StoreError) -> AcquireResult {
+    fn end_undecided(&self, error: StoreError) -> Result<Permit, RequestPerMinute> {
         if !error.misconfigured && self.is_in_shadow() {
             return Ok(Permit::free(Decision::fresh(self.rule().limit())));
         }

@@ -47,6 +47,7 @@ use crate::{
 mod answer;
 #[cfg(all(test, not(model_check)))]
 mod callers;
+mod estimate;
 #[cfg(all(test, not(model_check)))]
 mod fairness;
 #[cfg(all(test, model_check))]

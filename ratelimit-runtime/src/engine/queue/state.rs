@@ -14,7 +14,6 @@ use super::{
     wait_queue::{MOST_RESERVATIONS, RoomLeft, WaitQueue},
 };
 use crate::{
-    RequestPerMinute,
     counter::{CounterId, IdentityHasher},
     store::StoreError,
     sync::{AtomicU64, AtomicUsize, Notify},
@@ -274,21 +273,6 @@ impl WaitState {
         {
             queue.latest_refusal = Some(refusal.clone());
         }
-    }
-
-    /// Notes whether callers ahead of a caller wait for the store. Returns the start of the present outage.
-    /// `waits`: this caller would wait, too.
-    pub(super) fn note_outage(&mut self, ticket: u64, waits: bool, now: Duration) -> Option<Duration> {
-        let caller = self.callers.get_mut(&ticket)?;
-        let queues = &self.queues;
-        let is_away = |counter: &WaitingFor| {
-            !counter.is_parked && queues.get(&counter.id).is_some_and(|queue| queue.store_error.is_some())
-        };
-        if waits && caller.counters.iter().any(is_away) {
-            return Some(*caller.outage.since.get_or_insert(now));
-        }
-        caller.end_outage(now);
-        None
     }
 
     /// Lets callers ask if there is room for them now, and sets the timers of the others.
@@ -561,58 +545,5 @@ impl WaitState {
             }
         }
         room_left.fits(cost)
-    }
-
-    /// An estimate for the counter that a caller waits for longest: the latest refusal, and the time of the
-    /// caller's turn if all callers ahead of it stay. For a counter that only this process uses, the time
-    /// is never too late.
-    pub(super) fn estimate(&self, ticket: u64, now: Duration) -> Option<(RequestPerMinute, Duration)> {
-        let caller = self.callers.get(&ticket)?;
-        let estimates = caller.counters.iter().filter_map(|counter| {
-            let queue = self.queues.get(&counter.id)?;
-            Some((queue.latest_refusal.clone()?, self.turn_at(counter, now)?))
-        });
-        estimates.max_by_key(|(_, at)| *at)
-    }
-
-    /// The time of a caller's turn at one counter, if all callers ahead of it stay.
-    fn turn_at(&self, counter: &WaitingFor, now: Duration) -> Option<Duration> {
-        let queue = self.queues.get(&counter.id)?;
-        let ahead = u64::try_from(counter.joined_before.saturating_sub(queue.departed)).unwrap_or(u64::MAX);
-        Some(queue.turn_at(ahead, counter.cost, now, self.round_trip))
-    }
-
-    /// True if a caller's turn comes after its longest wait for a counter, and certainly not earlier.
-    pub(super) fn is_known_to_be_too_late(&self, ticket: u64, now: Duration) -> bool {
-        let Some(caller) = self.callers.get(&ticket) else { return false };
-        caller.counters.iter().any(|counter| {
-            let is_certain = |queue: &WaitQueue| queue.latest_refusal.is_some() && !queue.may_free_early;
-            self.queues.get(&counter.id).is_some_and(is_certain)
-                && counter.gives_up_at.is_some_and(|end| self.turn_at(counter, now).is_some_and(|at| at > end))
-        })
-    }
-
-    /// The time when a caller gives up, or when that has to be looked at again. It waits for a counter as long as
-    /// it may, and afterwards only for its other counters.
-    pub(super) fn gives_up_at(&self, ticket: u64, now: Duration) -> Option<Duration> {
-        let counters = &self.callers.get(&ticket)?.counters;
-        let mut next = None;
-        for counter in counters {
-            let Some(end) = counter.gives_up_at else { continue };
-            let is_last = || counters.iter().all(|other| other.gives_up_at.is_some_and(|end| end <= now));
-            // What a caller who asks now will be told is not known.
-            let is_asked = |queue: &WaitQueue| queue.askers > 0 && now >= queue.ready_at;
-            let may_have_room = || {
-                self.queues.get(&counter.id).is_some_and(is_asked)
-                    || self.has_room(counter.id, ticket, counter.cost, now)
-            };
-            let at = match end <= now {
-                false => end,
-                true if is_last() || !may_have_room() => return Some(end),
-                true => now.saturating_add(LOOK_AGAIN),
-            };
-            next = Some(next.map_or(at, |next: Duration| next.min(at)));
-        }
-        next
     }
 }
