@@ -30,6 +30,15 @@ fn on_failing_store() -> (Limiter, PlainStore, ManualClock) {
     (builder.over(store.clone()).unwrap(), store, clock)
 }
 
+/// Lets the store fail, and the turn of the first waiting call come. Returns once it has asked.
+async fn fail_at_the_turn(store: &PlainStore, clock: &ManualClock, after: Duration) {
+    settle().await;
+    let asked = store.calls();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    clock.advance(after);
+    eventually("its turn has come", async || store.calls() > asked).await;
+}
+
 type Call = JoinHandle<Result<Permit, RequestPerMinute>>;
 
 /// Starts a call that is refused over the limit, and one that waits.
@@ -174,11 +183,7 @@ async fn a_call_in_a_queue_outlasts_an_outage() {
     store.fail(None);
     limiter.acquire(&rule, 1).await.unwrap();
     let [first, second] = [HOUR, 2 * HOUR].map(|longest| tokio::spawn(limiter.acquire_within(&rule, 1, longest)));
-    settle().await;
-    let asked = store.calls();
-    store.fail(Some(StoreError::unavailable("gone fishing")));
-    clock.advance(HOUR);
-    eventually("its turn has come", async || store.calls() > asked).await;
+    fail_at_the_turn(&store, &clock, HOUR).await;
     sleep(DEADLINE).await;
     assert!(!first.is_finished() && !second.is_finished());
     store.fail(None);
@@ -196,11 +201,7 @@ async fn calls_in_a_queue_wait_for_the_store_together() {
     store.fail(None);
     limiter.acquire(&rule, 1).await.unwrap();
     let calls: Vec<_> = (0..4).map(|_| tokio::spawn(limiter.acquire_within(&rule, 1, 9 * HOUR))).collect();
-    settle().await;
-    let asked = store.calls();
-    store.fail(Some(StoreError::unavailable("gone fishing")));
-    clock.advance(HOUR);
-    eventually("its turn has come", async || store.calls() > asked).await;
+    fail_at_the_turn(&store, &clock, HOUR).await;
     settle().await;
     clock.advance(MINUTE - Duration::from_millis(1));
     sleep(DEADLINE).await;
@@ -221,11 +222,7 @@ async fn an_outage_takes_nothing_from_the_wait_in_a_queue() {
     store.fail(None);
     limiter.acquire(&rule, 1).await.unwrap();
     let [first, second] = [(); 2].map(|()| tokio::spawn(limiter.acquire_within(&rule, 1, 45 * SECOND)));
-    settle().await;
-    let asked = store.calls();
-    store.fail(Some(StoreError::unavailable("gone fishing")));
-    clock.advance(20 * SECOND);
-    eventually("its turn has come", async || store.calls() > asked).await;
+    fail_at_the_turn(&store, &clock, 20 * SECOND).await;
     settle().await;
     clock.advance(40 * SECOND);
     sleep(DEADLINE).await;
@@ -274,11 +271,7 @@ async fn a_longer_wait_for_the_store_reaches_calls_in_a_queue() {
     let rule = hourly(1, FIXED);
     limiter.acquire(&rule, 1).await.unwrap();
     let calls: Vec<_> = (0..3).map(|_| tokio::spawn(limiter.acquire_within(&rule, 1, 9 * HOUR))).collect();
-    settle().await;
-    let asked = store.calls();
-    store.fail(Some(StoreError::unavailable("gone fishing")));
-    clock.advance(HOUR);
-    eventually("its turn has come", async || store.calls() > asked).await;
+    fail_at_the_turn(&store, &clock, HOUR).await;
     rules.replace("[rules.item]\non_store_error = { Wait = { max = 10, unit = \"Minutes\" } }").unwrap();
     settle().await;
     clock.advance(10 * MINUTE - SECOND);
