@@ -91,7 +91,10 @@ pub(crate) fn replies() -> impl Strategy<Value = redis::Value> {
     };
     let int = || prop_oneof![6 => -5_000..5_000_i64, 2 => any::<i64>(), 2 => select(EDGES)].prop_map(Value::Int);
     // The forms that scripts reply in, see `decide.lua`, with any numbers.
-    let of_bucket = (select(&["", "-"][..]), vec(number(), 3)).prop_map(move |(sign, numbers)| bulk(sign, numbers));
+    let of_bucket = (select(&["", "-"][..]), vec(number(), 3), any::<i32>()).prop_map(|(sign, numbers, pace)| {
+        let numbers = numbers.into_iter().flat_map(f64::to_le_bytes);
+        Value::BulkString(sign.bytes().chain(numbers).chain(pace.to_le_bytes()).collect())
+    });
     let of_windows =
         (select(&["+", "-"][..]), vec(number(), 4..12)).prop_map(move |(sign, numbers)| bulk(sign, numbers));
     let of_ban = vec(int(), 2).prop_map(|waits| Value::Array(vec![Value::Array(waits)]));

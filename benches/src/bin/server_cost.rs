@@ -196,7 +196,7 @@ impl Contender {
             Value::Array(reply) => {
                 matches!(reply.first(), Some(Value::Int(number)) if *number >= i64::from(!self.is_ours))
             }
-            Value::BulkString(bytes) => bytes.len() == 24 || !bytes.starts_with(b"-"), // a bucket is 24 bytes
+            Value::BulkString(bytes) => bytes.len() == 28 || !bytes.starts_with(b"-"), // a bucket is 28 bytes
             _ => false,
         }
     }

@@ -132,7 +132,8 @@ pub(crate) trait MemoryState: fmt::Debug {
     /// receipt.
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2];
 
-    /// Undoes a charge. Returns the amount that still counted. An empty state is fresh afterwards.
+    /// Undoes a charge. Returns the amount that still counted. An empty state is fresh afterwards,
+    /// unless it has to remember something of its other charges.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64;
 
     /// Makes a hold last one lease from now. `false` if it no longer counts.

@@ -136,7 +136,7 @@ impl Overflow {
     /// all of their cells only if they share them by chance.
     fn cells_of<'a>(&self, table: &'a PeriodTable, id: CounterId) -> [&'a AtomicU64; ROWS] {
         #[allow(clippy::cast_possible_truncation)] // only the low bits are used
-        let (first, step) = (id.0 as usize, (id.0 >> 32) as usize | 1);
+        let (first, step) = (id.0 as usize, (id.0 >> 32) as usize);
         [0, 1, 2, 3].map(|row: usize| {
             let at = first.wrapping_add(row.wrapping_mul(step)) % self.cells_in_row;
             &table.cells[row * self.cells_in_row + at]

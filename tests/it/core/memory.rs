@@ -209,19 +209,35 @@ async fn a_full_store_admits_a_new_key_as_soon_as_a_counter_has_ended() {
     }
 }
 
-/// A raised count fills a bucket sooner than was known when it was stored.
+fn bucket_of_five(count: u64) -> Rule {
+    let algorithm = Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy };
+    Rule::new("full", count, SECOND).with_algorithm(algorithm)
+}
+
 #[tokio::test]
-async fn a_bucket_that_is_full_sooner_makes_room_sooner() {
+async fn a_bucket_that_is_full_sooner_by_a_refund_makes_room_sooner() {
     let (limiter, clock) = holding(1, OnStoreError::Deny).await;
-    let rule = |count| {
-        let algorithm = Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy };
-        Rule::new("full", count, SECOND).with_algorithm(algorithm)
-    };
-    limiter.acquire_n(&rule(1), 0, 5).await.unwrap();
+    let permit = limiter.acquire_n(&bucket_of_five(1), 0, 4).await.unwrap();
+    limiter.acquire(&bucket_of_five(1), 0).await.unwrap();
+    permit.refund().await.unwrap();
+    clock.advance(Duration::from_millis(999));
+    limiter.acquire(&bucket_of_five(1), 1).await.unwrap_err();
     clock.advance(Duration::from_millis(1));
-    limiter.acquire(&rule(1000), 0).await.unwrap();
-    clock.advance(Duration::from_millis(10));
-    limiter.acquire(&rule(1000), 1).await.unwrap();
+    limiter.acquire(&bucket_of_five(1), 1).await.unwrap();
+}
+
+/// Otherwise a charge by the lower count could be refunded although it has refilled.
+#[tokio::test]
+async fn a_bucket_whose_count_was_raised_is_kept_until_it_is_full_by_the_lower_one() {
+    let (limiter, clock) = holding(1, OnStoreError::Deny).await;
+    limiter.acquire_n(&bucket_of_five(1), 0, 5).await.unwrap();
+    clock.advance(Duration::from_millis(1));
+    limiter.acquire(&bucket_of_five(1000), 0).await.unwrap();
+    clock.advance(Duration::from_millis(4998));
+    assert_eq!(limiter.peek(&bucket_of_five(1000), 0).await.unwrap().remaining(), 5);
+    limiter.acquire(&bucket_of_five(1000), 1).await.unwrap_err();
+    clock.advance(Duration::from_millis(1));
+    limiter.acquire(&bucket_of_five(1000), 1).await.unwrap();
 }
 
 /// A full store with room for others in its overflow.

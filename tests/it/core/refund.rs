@@ -88,6 +88,21 @@ async fn a_token_bucket_refunds_the_part_not_refilled_yet() {
     }
 }
 
+/// The count was raised after the charge. What has refilled since, by the higher count, is not refunded.
+#[tokio::test]
+async fn a_bucket_whose_count_was_raised_refunds_the_part_not_refilled_yet() {
+    for timed in Timed::both().await {
+        let (of_count, key) = (|count| Rule::new("raised", count, SECOND), fresh_key());
+        let bucket = Algorithm::TokenBucket { burst: 50, refill: Refill::Greedy };
+        let (slow, fast) = (of_count(1).with_algorithm(bucket), of_count(100).with_algorithm(bucket));
+        let permit = timed.limiter.acquire_n(&slow, key, 50).await.unwrap();
+        timed.advance(400 * MS);
+        timed.limiter.acquire_n(&fast, key, 40).await.unwrap();
+        assert_eq!(permit.refund().await.unwrap(), 10, "{}", timed.name());
+        assert_eq!(remaining(&timed, &fast, key).await, 10, "{}", timed.name());
+    }
+}
+
 /// Several periods to fill it: what the refills so far have brought is not refunded.
 #[tokio::test]
 async fn a_bucket_refilled_over_several_periods_refunds_less_after_each() {

@@ -100,7 +100,7 @@ async fn plain_calls_of_other_keys_do_not_change_what_a_bucket_remembers() {
     }
 }
 
-/// Of many charges whose calls run, the bucket keeps eight pairs of 16 bytes behind its 24 bytes.
+/// Of many charges whose calls run, the bucket keeps eight pairs of 16 bytes behind its 28 bytes.
 #[tokio::test]
 async fn a_bucket_remembers_eight_charges_at_most() {
     let (server, limiter, rule) = bucket().await;
@@ -112,7 +112,7 @@ async fn a_bucket_remembers_eight_charges_at_most() {
     }
     let names: Vec<Vec<u8>> = redis::from_redis_value(server.command(&[b"KEYS", b"tokens:*"])).unwrap();
     let length: u64 = redis::from_redis_value(server.command(&[b"STRLEN", &names[0]])).unwrap();
-    assert_eq!((names.len(), length), (1, 24 + 8 * 16));
+    assert_eq!((names.len(), length), (1, 28 + 8 * 16));
 }
 
 /// Of nine charges it forgets the one that its neighbour stands for best, and not the last.

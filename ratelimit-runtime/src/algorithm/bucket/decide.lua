@@ -1,23 +1,26 @@
--- A bucket is one string of three 8-byte numbers, faster to read and write than digits: when it is
--- full (ms since 1970), how far away that was at the last write (ms), and the deficit then (units).
--- The key expires when the bucket is full, so the stored numbers and PTTL tell the time.
+-- A bucket is one string of four numbers, faster to read and write than digits: when it is full (ms
+-- since 1970), how far away that was at the last write (ms), the deficit then (units), and in 4 bytes
+-- the refill of the rules that have written it since it was full. If their refills differ, it is the
+-- largest one, times -1, and the bucket is full when it is full by each rule, or later. It is at most
+-- 2^30 - 1, which stands for all above. A queue has 0. The key expires when the bucket is full, so the
+-- stored numbers and PTTL tell the time.
 --
--- Behind them is a pair of numbers for each of at most 8 charges that are settled later, oldest first:
--- the time of the charge (ms since 1970), and the lowest deficit since, which later refunds are taken
--- out of. See `lows.rs`.
+-- Behind them is a pair of 8-byte numbers for each of at most 8 charges that are settled later, oldest
+-- first: the time of the charge (ms since 1970), and the lowest deficit since, which later refunds are
+-- taken out of. See `lows.rs`.
 --
--- A ban has its ms, -1 and 0 in place of these numbers.
+-- A ban has its ms, -1, 0 and 0 in place of these numbers.
 --
 -- cost (units), capacity (units), refill (units of an interval), interval (ms)
 -- longest  1 + longest wait for a slot in ms; 0: no slots; -1: the charge is settled later
--- returns  false if the bucket is full, or its three numbers, after the charge if there is one;
+-- returns  false if the bucket is full, or its four numbers, after the charge if there is one;
 --          after '-' if the cost does not fit, the deficit without slots that outlast a raised
 --          count
 value = value or call('GET', key)
-local left, deficit, taken, full = 0, 0, 0
+local left, deficit, taken, fastest, full = 0, 0, 0, 0
 if value then
   local away
-  full, away, deficit = struct.unpack('<ddd', value)
+  full, away, deficit, fastest = struct.unpack('<dddi4', value)
   if now then
     full = full > now and full or now
     left = full - now
@@ -35,7 +38,7 @@ if value then
       now = time[1] * 1000 + math.floor(time[2] / 1000)
     end
     left, full = away, now + away
-    value = struct.pack('<ddd', full, away, deficit)
+    value = struct.pack('<dddi4', full, away, deficit, fastest)
     call('SET', key, value, 'PXAT', string.format('%.0f', full))
   end
   if interval > 1 then -- x + -x % interval rounds x up to whole intervals
@@ -53,10 +56,10 @@ if value then
 end
 local needed = taken + cost -- exact if it fits, as that is below 2^53
 if (needed > capacity or longest > 0 and (taken + -taken % refill) / refill >= longest) and charge ~= 'always' and cost ~= 0 then
-  reply, fits = full and '-' .. struct.pack('<ddd', full, left, deficit) or false, false
+  reply, fits = full and '-' .. struct.pack('<dddi4', full, left, deficit, fastest) or false, false
   break
 elseif not charge then
-  reply, fits = full and struct.pack('<ddd', full, left, deficit) or false, true
+  reply, fits = full and struct.pack('<dddi4', full, left, deficit, fastest) or false, true
   break
 end
 if not full then
@@ -70,15 +73,19 @@ local later = (needed + -needed % refill) / refill - left
 if interval > 1 then
   later = (later + left) * interval - left - -left % interval
 end
+local pace = longest > 0 and 0 or refill < 1073741823 and refill or 1073741823
+if left > 0 and fastest ~= pace then
+  pace, later = -math.max(pace, math.abs(fastest)), math.max(later, 0)
+end
 full, left = full + later, left + later
-reply, fits = struct.pack('<ddd', full, left, needed), true
+reply, fits = struct.pack('<dddi4', full, left, needed, pace), true
 local before = value
 value = reply
-if longest < 0 or before and #before > 24 then
+if longest < 0 or before and #before > 28 then
   local froms, lows, n = {}, {}, 0
-  while before and 24 + 16 * n < #before do
+  while before and 28 + 16 * n < #before do
     n = n + 1
-    froms[n], lows[n] = struct.unpack('<dd', before, 9 + 16 * n)
+    froms[n], lows[n] = struct.unpack('<dd', before, 13 + 16 * n)
   end
   for i = n, 1, -1 do
     deficit = math.min(deficit, lows[i])

@@ -11,13 +11,17 @@
 #[cfg(all(test, not(model_check)))]
 mod exact;
 mod lows;
+mod packed;
 
 use std::num::NonZeroU64;
 
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use self::lows::Lows;
+use self::{
+    lows::Lows,
+    packed::{LARGEST_PACE, PackedLevel},
+};
 use super::contract::{Ban, Evaluation, MemoryState, Recovery, deny_at_once};
 #[cfg(feature = "redis")]
 use super::{
@@ -28,36 +32,37 @@ use crate::{Algorithm, Refill, Rule, clock::DecisionTime, decision::Outcome, sto
 #[cfg(feature = "redis")]
 use crate::{rule::limits::EXACT, store::Charge};
 
-/// One bucket. Few have charges that are settled later, and these are stored apart: a slot of the table is
-/// as small as the other buckets need.
+/// One bucket. Few have charges that are settled later, or large numbers, and these are stored apart: a
+/// slot of the table is as small as the other buckets need.
 #[derive(Debug)]
 pub(crate) enum Bucket {
-    Plain(BucketLevel),
-    /// Since charges that are settled later.
-    Settles(Box<(BucketLevel, Lows)>),
+    Plain(PackedLevel),
+    Large(Box<(BucketLevel, Lows)>),
 }
 
 impl Default for Bucket {
     fn default() -> Self {
-        Self::Plain(BucketLevel::full(0))
+        Self::of(BucketLevel { full_at_ms: 0, ..BucketLevel::full(1) })
     }
 }
 
 /// The level of a bucket, as of the last write.
 ///
-/// A ban is a bucket that is full at its end, and was written when it was made, with [`BAN`] added. As
-/// that is later than now, [`MemoryState::charge_at_once`] need not look for it.
+/// A ban is a bucket that is full at its end, and was written when it was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BucketLevel {
     full_at_ms: u64,
-    /// Never 0, which tells the two kinds of a [`Bucket`] apart.
-    written_ms: NonZeroU64,
+    written_ms: u64,
     /// In units.
     deficit: u64,
+    /// The highest [`BucketParams::pace`] of the rules that have written the bucket since it was full. 0 for
+    /// a new bucket, and for a queue.
+    fastest: u64,
+    /// Whether the paces of these rules differ. Then `full_at_ms` is when the bucket is full by each rule, or
+    /// later: otherwise a charge by a slow rule could be refunded after a fast one has refilled it.
+    is_mixed: bool,
+    is_banned: bool,
 }
-
-/// In the time when a ban was made.
-const BAN: u64 = 1 << 62;
 
 /// Parameters that a rule gives a bucket.
 struct BucketParams {
@@ -84,6 +89,11 @@ impl BucketParams {
         Self { unit, interval_ms, refill: rule.count(), capacity: rule.limit() * unit, is_queue }
     }
 
+    /// The units of a refill, as far as a bucket stores them.
+    fn pace(&self) -> u64 {
+        if self.is_queue { 0 } else { self.refill.min(LARGEST_PACE) }
+    }
+
     /// Number of refills until `units` are back; `u64::MAX` if the count is 0.
     #[allow(clippy::cast_possible_truncation)] // the deficit of a queue comes back before its end
     fn refills(&self, units: u128) -> u64 {
@@ -101,23 +111,34 @@ fn millis(us: u64) -> u64 {
     (us / 1000).max(1)
 }
 
-/// A time of a write.
-fn written(ms: u64) -> NonZeroU64 {
-    NonZeroU64::new(ms).unwrap_or(NonZeroU64::MIN)
-}
-
 impl Bucket {
-    fn level(&self) -> &BucketLevel {
-        match self {
-            Self::Plain(level) => level,
-            Self::Settles(both) => &both.0,
+    #[inline(never)]
+    fn of(level: BucketLevel) -> Self {
+        match PackedLevel::of(&level) {
+            Some(packed) => Self::Plain(packed),
+            None => Self::Large(Box::new((level, Lows::default()))),
         }
     }
 
-    fn parts(&mut self) -> (&mut BucketLevel, Option<&mut Lows>) {
+    fn level(&self) -> BucketLevel {
         match self {
-            Self::Plain(level) => (level, None),
-            Self::Settles(both) => (&mut both.0, Some(&mut both.1)),
+            Self::Plain(packed) => packed.level(),
+            Self::Large(both) => both.0,
+        }
+    }
+
+    fn lows(&mut self) -> Option<&mut Lows> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Large(both) => Some(&mut both.1),
+        }
+    }
+
+    /// Changes the level, and keeps the lows.
+    fn set_level(&mut self, level: BucketLevel) {
+        match self {
+            Self::Large(both) if !both.1.is_empty() => both.0 = level,
+            _ => *self = Self::of(level),
         }
     }
 
@@ -125,38 +146,30 @@ impl Bucket {
     /// the last write is later then.
     #[inline(never)]
     fn deny_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-        if now.ms < self.level().written_ms() {
+        let level = self.level();
+        if level.is_banned || now.ms < level.written_ms {
             return None;
         }
         deny_at_once(self, rule, cost, now)
-    }
-
-    /// Forgets the lows of a bucket that has none left.
-    fn tidy(&mut self) {
-        if let Self::Settles(both) = self
-            && both.1.is_empty()
-        {
-            *self = Self::Plain(both.0);
-        }
     }
 }
 
 impl BucketLevel {
     fn full(now_ms: u64) -> Self {
-        Self { full_at_ms: now_ms, written_ms: written(now_ms), deficit: 0 }
+        Self { full_at_ms: now_ms, written_ms: now_ms, deficit: 0, fastest: 0, is_mixed: false, is_banned: false }
     }
 
     fn of_ban(ban: Ban) -> Self {
-        Self { full_at_ms: ban.until_ms, written_ms: written(ban.since_ms | BAN), deficit: 0 }
-    }
-
-    fn written_ms(&self) -> u64 {
-        self.written_ms.get()
+        Self { full_at_ms: ban.until_ms, is_banned: true, ..Self::full(ban.since_ms) }
     }
 
     fn banned(&self) -> Option<Ban> {
-        let since_ms = self.written_ms() & !BAN;
-        (self.written_ms() != since_ms).then_some(Ban { since_ms, until_ms: self.full_at_ms })
+        self.is_banned.then_some(Ban { since_ms: self.written_ms, until_ms: self.full_at_ms })
+    }
+
+    /// Whether the paces differ if a rule writes the bucket.
+    fn mixes(&self, params: &BucketParams) -> bool {
+        self.fastest > 0 && (self.is_mixed || self.fastest != params.pace())
     }
 
     /// Number of refills between a time and when the bucket is full.
@@ -170,7 +183,7 @@ impl BucketLevel {
         if now_ms >= self.full_at_ms {
             return 0;
         }
-        let refills = self.refills_to_come(params, self.written_ms()) - self.refills_to_come(params, now_ms);
+        let refills = self.refills_to_come(params, self.written_ms) - self.refills_to_come(params, now_ms);
         let deficit = self.deficit.saturating_sub(refills.saturating_mul(params.refill));
         if params.is_queue {
             // Slots that have been given stay, even if the count was raised since.
@@ -204,12 +217,12 @@ impl BucketLevel {
 
     /// Receipt of the last charge: its time, or for a queue, where its end was then.
     fn receipt(&self, params: &BucketParams) -> [u64; 2] {
-        if params.is_queue { self.queue_end(params) } else { [self.written_ms(), 0] }
+        if params.is_queue { self.queue_end(params) } else { [self.written_ms, 0] }
     }
 
     /// End of the last slot: a millisecond, and the units before it.
     fn queue_end(&self, params: &BucketParams) -> [u64; 2] {
-        let ceiling = (self.full_at_ms - self.written_ms()).wrapping_mul(params.refill);
+        let ceiling = (self.full_at_ms - self.written_ms).wrapping_mul(params.refill);
         // Wraps only if the count was lowered since the last charge. No receipt has that value.
         [self.full_at_ms, ceiling.wrapping_sub(self.deficit)]
     }
@@ -218,8 +231,11 @@ impl BucketLevel {
         let to_come = self.refills_to_come(params, now_ms);
         let refills = params.refills(deficit.into());
         let later = self.full_at_ms.saturating_add(refills.saturating_mul(params.interval_ms));
-        self.full_at_ms = later - to_come * params.interval_ms;
-        self.written_ms = written(now_ms);
+        let full_at_ms = later - to_come * params.interval_ms;
+        self.is_mixed = self.mixes(params);
+        self.full_at_ms = if self.is_mixed { full_at_ms.max(self.full_at_ms) } else { full_at_ms };
+        self.fastest = self.fastest.max(params.pace());
+        self.written_ms = now_ms;
         self.deficit = deficit;
     }
 }
@@ -228,7 +244,7 @@ impl MemoryState for Bucket {
     type Align = ();
 
     fn restart(&mut self, _rule: &Rule, now_us: u64) {
-        *self = Self::Plain(BucketLevel::full(millis(now_us)));
+        *self = Self::of(BucketLevel::full(millis(now_us)));
     }
 
     /// Tokens that come back at once may fill the bucket.
@@ -241,24 +257,27 @@ impl MemoryState for Bucket {
 
     #[inline]
     fn expires_at_ms(&self) -> u64 {
-        self.level().full_at_ms
+        match self {
+            Self::Plain(packed) => packed.full_at_ms,
+            Self::Large(both) => both.0.full_at_ms,
+        }
     }
 
     /// The time of the last write is unknown after the clock was set back: it counts as written
     /// just now.
     fn correct_clock(&mut self, _rule: &Rule, now_us: u64) {
-        let (time_ms, level) = (millis(now_us), *self.level());
+        let (time_ms, level) = (millis(now_us), self.level());
         if let Some(ban) = level.banned() {
-            *self = Self::Plain(BucketLevel::of_ban(ban.corrected(time_ms)));
-        } else if time_ms < level.written_ms() {
-            let full_at_ms = level.full_at_ms - level.written_ms() + time_ms;
-            *self = Self::Plain(BucketLevel { full_at_ms, written_ms: written(time_ms), ..level });
+            *self = Self::of(BucketLevel::of_ban(ban.corrected(time_ms)));
+        } else if time_ms < level.written_ms {
+            let full_at_ms = level.full_at_ms - level.written_ms + time_ms;
+            *self = Self::of(BucketLevel { full_at_ms, written_ms: time_ms, ..level });
         }
     }
 
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
         let level = self.level();
-        if level.banned().is_some() {
+        if level.is_banned {
             let left_ms = level.full_at_ms - millis(now_us);
             return Evaluation::banned(query.rule, left_ms, left_ms);
         }
@@ -266,44 +285,40 @@ impl MemoryState for Bucket {
     }
 
     fn ban(&mut self, _rule: &Rule, ban: Ban) {
-        *self = Self::Plain(BucketLevel::of_ban(ban.lasting_until(self.level().full_at_ms)));
+        *self = Self::of(BucketLevel::of_ban(ban.lasting_until(self.expires_at_ms())));
     }
 
     fn unban(&mut self, now_us: u64) {
-        if self.level().banned().is_some() {
-            *self = Self::Plain(BucketLevel::full(millis(now_us)));
+        if self.level().is_banned {
+            *self = Self::of(BucketLevel::full(millis(now_us)));
         }
     }
 
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
         let (params, time_ms) = (BucketParams::of(query.rule), millis(now_us));
-        if time_ms >= self.level().full_at_ms {
-            *self = Self::Plain(BucketLevel::full(time_ms));
+        if time_ms >= self.expires_at_ms() {
+            *self = Self::of(BucketLevel::full(time_ms));
         }
-        let (level, lows) = self.parts();
+        let mut level = self.level();
         let deficit = storable(level.deficit_at(&params, time_ms));
         level.write(&params, time_ms, deficit + amount * params.unit);
-        let (level, settles) = (*level, query.settles && !params.is_queue);
-        match lows {
-            Some(lows) => {
-                lows.note(deficit);
-                if settles {
-                    lows.push(time_ms, level.deficit);
-                }
-                self.tidy();
-            }
-            None if settles => {
-                let mut lows = Lows::default();
-                lows.push(time_ms, level.deficit);
-                *self = Self::Settles(Box::new((level, lows)));
-            }
-            None => {}
+        if let Some(lows) = self.lows() {
+            lows.note(deficit);
         }
+        if query.settles && !params.is_queue {
+            if let Self::Plain(_) = self {
+                *self = Self::Large(Box::new((level, Lows::default())));
+            }
+            if let Some(lows) = self.lows() {
+                lows.push(time_ms, level.deficit);
+            }
+        }
+        self.set_level(level);
         level.receipt(&params)
     }
 
-    /// If tokens come back one by one, and neither was the clock set back nor the count raised. For a
-    /// queue, only a denial.
+    /// If tokens come back one by one, the clock was not set back, and all charges since the bucket was full
+    /// had the same count. For a queue, only a denial.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
@@ -315,19 +330,20 @@ impl MemoryState for Bucket {
         let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
             return None;
         };
-        let Self::Plain(level) = self else { return None };
+        let Self::Plain(packed) = self else { return None };
         let now_ms = now.ms;
-        if cost > burst || now_ms < level.written_ms() {
+        if cost > burst || now_ms < packed.time() {
             return None;
         }
-        let before = if now_ms < level.full_at_ms {
-            level.deficit.saturating_sub((now_ms - level.written_ms()).saturating_mul(refill.get()))
+        let is_live = now_ms < packed.full_at_ms;
+        let before = if is_live {
+            packed.deficit().saturating_sub((now_ms - packed.time()).saturating_mul(refill.get()))
         } else {
             0
         };
         let (after, capacity) = (before + cost * unit.get(), burst * unit.get());
         if after > capacity {
-            let left_ms = level.full_at_ms.saturating_sub(now_ms);
+            let left_ms = packed.full_at_ms.saturating_sub(now_ms);
             return Some(Outcome {
                 remaining: capacity.saturating_sub(before) / unit,
                 reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
@@ -335,12 +351,13 @@ impl MemoryState for Bucket {
                 receipt: [0; 2],
             });
         }
+        if is_live && !packed.has_pace(refill.get()) {
+            return None;
+        }
         let reset_after_ms = after.div_ceil(refill.get());
         let full_at_ms = now_ms + reset_after_ms;
-        if full_at_ms < level.full_at_ms {
-            return None; // the count was raised
-        }
-        *level = BucketLevel { full_at_ms, written_ms: written(now_ms), deficit: after };
+        let level = BucketLevel { full_at_ms, deficit: after, fastest: refill.get(), ..BucketLevel::full(now_ms) };
+        *packed = PackedLevel::of(&level)?;
         let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
         Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] })
     }
@@ -349,12 +366,12 @@ impl MemoryState for Bucket {
     /// that is the part that it can't have refilled since the charge. For a queue, only the last charge
     /// counts.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
-        let (level, lows) = self.parts();
-        if level.banned().is_some() {
+        let mut level = self.level();
+        if level.is_banned {
             return 0;
         }
         let params = BucketParams::of(rule);
-        let time_ms = millis(now_us).max(level.written_ms()); // the clock may have been set back
+        let time_ms = millis(now_us).max(level.written_ms); // the clock may have been set back
         let deficit = storable(level.deficit_at(&params, time_ms));
         let charged = cost.saturating_mul(params.unit);
         let mut not_refilled = 0;
@@ -364,27 +381,29 @@ impl MemoryState for Bucket {
             0 // the clock was set back since: nobody knows how much was refilled
         } else {
             let refills = level.refills_to_come(&params, receipt[0]) - level.refills_to_come(&params, time_ms);
-            not_refilled = charged.saturating_sub(refills.saturating_mul(params.refill));
-            let lowest = lows.as_ref().map_or(0, |lows| lows.since(receipt[0]));
+            let is_any = level.fastest == LARGEST_PACE && params.refill < LARGEST_PACE;
+            let fastest = if is_any { u64::MAX } else { level.fastest.max(params.refill) };
+            not_refilled = charged.saturating_sub(refills.saturating_mul(fastest));
+            let lowest = self.lows().map_or(0, |lows| lows.since(receipt[0]));
             not_refilled.max(charged.min(lowest)).min(deficit)
         };
-        // Not if nothing is refunded: a rule with a higher count may find a full bucket that is not full for
-        // others.
-        if let Some(lows) = lows.filter(|_| back > 0) {
-            lows.note(deficit);
-            lows.refund(receipt[0], time_ms, back, not_refilled, deficit - back);
-        }
-        match deficit - back {
-            _ if back == 0 => {}
-            0 => *level = BucketLevel::full(time_ms),
-            left => {
+        // If nothing is refunded, nothing is written: a rule with a higher count may find a full bucket that is
+        // not full for others.
+        if back > 0 {
+            if let Some(lows) = self.lows() {
+                lows.note(deficit);
+                lows.refund(receipt[0], time_ms, back, not_refilled, deficit - back);
+            }
+            if deficit == back && !level.mixes(&params) {
+                level = BucketLevel::full(time_ms);
+            } else {
                 let full_at_ms = level.full_at_ms;
-                level.write(&params, time_ms, left);
+                level.write(&params, time_ms, deficit - back);
                 // A rule whose count is lower than that of later charges would put it off.
                 level.full_at_ms = level.full_at_ms.min(full_at_ms);
             }
+            self.set_level(level);
         }
-        self.tidy();
         back.div_ceil(params.unit)
     }
 }
@@ -409,7 +428,7 @@ if its_longest > 0 and left > 0 then
 end
 local fitting = (its_capacity - deficit) / its_cost",
         has_value: true,
-        ban: ban_of_string!("struct.pack('<ddd', ban, -1, 0)"),
+        ban: ban_of_string!("struct.pack('<dddi4', ban, -1, 0, 0)"),
         unban: UNBAN,
         refund: include_str!("refund.lua"),
         refund_args: "cost, unit, refill, interval, charged, spare",
@@ -442,41 +461,53 @@ local fitting = (its_capacity - deficit) / its_cost",
         let (is_denied, bytes) = match reply {
             Value::Nil => return Some((Evaluation::fresh(rule, cost), [0; 2])),
             Value::BulkString(bytes) => match bytes.strip_prefix(b"-") {
-                Some(numbers) if bytes.len() == 25 => (true, numbers),
+                Some(numbers) if bytes.len() == 29 => (true, numbers),
                 _ => (false, &**bytes),
             },
             _ => return None,
         };
-        let (bucket, now_ms) = parse_stored(bytes)?;
+        let bucket = parse_stored(bytes)?;
         if is_denied || !charged {
-            return Some((bucket.evaluate_ms(rule, cost, now_ms, charge.longest_wait_ms()), [0; 2]));
+            return Some((bucket.evaluate_ms(rule, cost, bucket.written_ms, charge.longest_wait_ms()), [0; 2]));
         }
         let params = BucketParams::of(rule);
         let before = bucket.deficit.checked_sub(cost * params.unit)?;
         let wait_ms = if params.is_queue { params.refills(before.into()) } else { 0 };
-        Some((Evaluation { wait_ms, ..bucket.evaluate_ms(rule, 0, now_ms, 0) }, bucket.receipt(&params)))
+        Some((Evaluation { wait_ms, ..bucket.evaluate_ms(rule, 0, bucket.written_ms, 0) }, bucket.receipt(&params)))
     }
 
     fn shift_reply(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
         let Value::BulkString(bytes) = reply else { return None };
-        let (mut bucket, now_ms) = parse_stored(bytes)?;
+        let mut bucket = parse_stored(bytes)?;
         let params = BucketParams::of(rule);
         let more = more.checked_mul(i64::try_from(params.unit).ok()?)?;
         // No server's time is before the first interval, so `write` cannot overflow.
-        let deficit = bucket.deficit.checked_add_signed(more).filter(|_| now_ms >= params.interval_ms)?;
+        let now_ms = Some(bucket.written_ms).filter(|now_ms| *now_ms >= params.interval_ms)?;
+        let deficit = bucket.deficit.checked_add_signed(more)?;
         bucket.write(&params, now_ms, deficit);
         let left_ms = bucket.full_at_ms.checked_sub(now_ms)?;
-        Some(Value::BulkString(pack([bucket.full_at_ms, left_ms, bucket.deficit]).to_vec()))
+        let fastest = i32::try_from(bucket.fastest).ok()?;
+        let mut numbers = pack([bucket.full_at_ms, left_ms, bucket.deficit]);
+        numbers.extend(if bucket.is_mixed { -fastest } else { fastest }.to_le_bytes());
+        Some(Value::BulkString(numbers.to_vec()))
     }
 }
 
-/// Parses a bucket as Redis stores it, and the time of the write.
+/// Parses a bucket as Redis stores it.
 #[cfg(feature = "redis")]
-fn parse_stored(bytes: &[u8]) -> Option<(BucketLevel, u64)> {
-    let mut numbers = unpack(bytes);
+fn parse_stored(bytes: &[u8]) -> Option<BucketLevel> {
+    let (numbers, fastest) = bytes.split_last_chunk()?;
+    let mut numbers = unpack(numbers);
     let [full_at_ms, left_ms, deficit] = [numbers.next()??, numbers.next()??, numbers.next()??];
-    let now_ms = full_at_ms.checked_sub(left_ms)?;
-    Some((BucketLevel { full_at_ms, written_ms: NonZeroU64::new(now_ms)?, deficit }, now_ms))
+    let fastest = i32::from_le_bytes(*fastest);
+    Some(BucketLevel {
+        full_at_ms,
+        written_ms: full_at_ms.checked_sub(left_ms).filter(|written_ms| *written_ms > 0)?,
+        deficit,
+        fastest: fastest.unsigned_abs().into(),
+        is_mixed: fastest < 0,
+        is_banned: false,
+    })
 }
 
 #[cfg(test)]
@@ -485,7 +516,7 @@ mod tests {
     use std::time::Duration;
 
     fn full(now_ms: u64) -> Bucket {
-        Bucket::Plain(BucketLevel::full(now_ms))
+        Bucket::of(BucketLevel::full(now_ms))
     }
 
     #[test]

@@ -8,7 +8,9 @@ local left = value and call('PTTL', key) or 0
 if left <= 0 then
   return 0
 end
-local full, away, deficit = struct.unpack('<ddd', value)
+local full, away, deficit, fastest = struct.unpack('<dddi4', value)
+local pace = math.min(refill, 1073741823) -- see `decide.lua`
+local is_mixed = spare == 0 and fastest ~= pace
 local function intervals(ms)
   return (ms + -ms % interval) / interval
 end
@@ -25,11 +27,11 @@ if spare > 0 then
 end
 deficit = math.max(deficit, 0)
 local units, now, kept = cost * unit, full - left, 0 -- kept: the part that can't have refilled since
-local froms, lows, n, first = {}, {}, (#value - 24) / 16, 1
+local froms, lows, n, first = {}, {}, (#value - 28) / 16, 1
 if spare == 0 then
   local since, lowest = intervals(full - charged) - intervals(left), 0
   for i = 1, n do
-    froms[i], lows[i] = struct.unpack('<dd', value, 9 + 16 * i)
+    froms[i], lows[i] = struct.unpack('<dd', value, 13 + 16 * i)
     if froms[i] <= charged then
       first = i
     end
@@ -41,7 +43,9 @@ if spare == 0 then
       lowest = low
     end
   end
-  kept = math.max(units - since * refill, 0)
+  if refill >= 1073741823 or math.abs(fastest) < 1073741823 then -- otherwise it was any larger refill
+    kept = math.max(units - since * math.max(refill, math.abs(fastest)), 0)
+  end
   units = math.max(kept, math.min(units, lowest))
 end
 units = math.min(units, deficit)
@@ -50,14 +54,15 @@ if units == 0 then
 end
 deficit = deficit - units
 local refunded = math.ceil(units / unit)
-if deficit == 0 then
+local later = math.min(0, ((deficit + -deficit % refill) / refill - intervals(left)) * interval)
+if is_mixed then
+  fastest, later = -math.max(pace, math.abs(fastest)), 0
+elseif deficit == 0 then
   call('DEL', key)
   return refunded
 end
-local later = ((deficit + -deficit % refill) / refill - intervals(left)) * interval
-later = math.min(0, later) -- a rule whose count is lower than that of later charges would put it off
 full = full + later
-value = struct.pack('<ddd', full, left + later, deficit)
+value = struct.pack('<dddi4', full, left + later, deficit, fastest)
 local low, last = deficit, 0
 for i = n, 1, -1 do
   if charged < now and i >= first then

@@ -21,6 +21,14 @@ fn refill_ms(rule: &Rule) -> i128 {
     if is_refilled_at_once(rule) { period_ms(rule) } else { 1 }
 }
 
+/// A bucket does not tell larger counts apart.
+const LARGEST_PACE: i128 = (1 << 30) - 1;
+
+/// The units of a refill, as far as a bucket remembers them.
+fn pace(rule: &Rule) -> i128 {
+    count(rule).min(LARGEST_PACE)
+}
+
 fn level_at(counter: &ModelCounter, now_ms: i128) -> Option<Level> {
     counter.level.filter(|level| now_ms < level.full_ms)
 }
@@ -83,23 +91,22 @@ pub(super) fn settles(counter: &mut ModelCounter, now: i128) {
 /// Raises the deficit.
 fn add(counter: &mut ModelCounter, rule: &Rule, now: i128, deficit: i128) {
     let now_ms = now / 1000;
-    let (full_ms, to_come) = match level_at(counter, now_ms) {
-        Some(level) => (level.full_ms, level.refills_to_come(rule, now_ms)),
-        None => (now_ms, 0),
-    };
-    let full_ms = full_ms + (ceil(deficit, count(rule)) - to_come) * refill_ms(rule);
-    counter.level = Some(Level { written_ms: now_ms, deficit, full_ms });
+    let fresh = Level { written_ms: now_ms, deficit: 0, full_ms: now_ms, paces: (pace(rule), pace(rule)) };
+    let level = level_at(counter, now_ms).unwrap_or(fresh);
+    counter.level = Some(level.changed(rule, now_ms, deficit));
 }
 
 /// Refunds the part without which the bucket would not have been full since, as far as that is known. It
-/// is never less than the part that was not refilled since.
+/// is never less than the part that was not refilled since, at the highest count.
 pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunded: &RefundedCharge) -> i128 {
     let now_ms = now / 1000;
     let Some(level) = level_at(counter, now_ms) else { return 0 };
     let to_come = level.refills_to_come(rule, now_ms);
     let refills = (level.refills_to_come(rule, refunded.granted.at_us / 1000) - to_come).max(0);
     let deficit = spent(counter, rule, now);
-    let not_refilled = (refunded.cost * unit(rule) - refills * count(rule)).max(0);
+    let is_any = level.paces.1 == LARGEST_PACE && count(rule) < LARGEST_PACE;
+    let fastest = if is_any { i128::MAX / refills.max(1) } else { count(rule).max(level.paces.1) };
+    let not_refilled = (refunded.cost * unit(rule) - refills * fastest).max(0);
     let before = counter.lows.clone();
     note_deficit(counter, deficit);
     let charged_ms = refunded.granted.at_us / 1000;
@@ -118,8 +125,9 @@ pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunde
     }
     let deficit = deficit - back;
     note_deficit(counter, deficit);
-    let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come).min(0) * refill_ms(rule);
-    counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
+    let after = level.changed(rule, now_ms, deficit);
+    let after = Level { full_ms: after.full_ms.min(level.full_ms), ..after };
+    counter.level = (deficit > 0 || after.paces.0 < after.paces.1).then_some(after);
     ceil(back, unit(rule))
 }
 
@@ -135,13 +143,22 @@ pub(super) fn refund_slots(counter: &mut ModelCounter, rule: &Rule, now: i128, r
     let back = spent.min(refunded.cost * unit(rule));
     let deficit = spent - back;
     let full_ms = now_ms + ceil(deficit, count(rule));
-    counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
+    counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms, ..level });
     ceil(back, unit(rule))
 }
 
 impl Level {
     fn refills_to_come(&self, rule: &Rule, at_ms: i128) -> i128 {
         ceil(self.full_ms - at_ms, refill_ms(rule))
+    }
+
+    /// The level after a charge or a refund. If the paces differ, it is full no sooner than before.
+    fn changed(self, rule: &Rule, now_ms: i128, deficit: i128) -> Self {
+        let paces = (self.paces.0.min(pace(rule)), self.paces.1.max(pace(rule)));
+        let more = ceil(deficit, count(rule)) - self.refills_to_come(rule, now_ms);
+        let full_ms = self.full_ms + more * refill_ms(rule);
+        let least_ms = if paces.0 < paces.1 { self.full_ms } else { full_ms };
+        Self { written_ms: now_ms, deficit, full_ms: full_ms.max(least_ms), paces }
     }
 
     /// When a leaky bucket is empty: the millisecond, and the fraction that is left of it.

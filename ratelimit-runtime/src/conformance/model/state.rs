@@ -57,8 +57,10 @@ pub(super) struct Level {
     pub(super) written_ms: i128,
     /// The deficit at that time, in units.
     pub(super) deficit: i128,
-    /// When the bucket will be full.
+    /// When the bucket will be full, or was full before.
     pub(super) full_ms: i128,
+    /// The lowest and the highest pace of the rules that have written it since it was full.
+    pub(super) paces: (i128, i128),
 }
 
 impl ModelCounter {

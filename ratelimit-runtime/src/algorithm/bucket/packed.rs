@@ -1,0 +1,85 @@
+//! The level of a bucket in 24 bytes.
+
+use std::num::NonZeroU64;
+
+use super::BucketLevel;
+
+const DEFICIT_BITS: u32 = 53;
+/// Bits of a time in milliseconds.
+const TIME_BITS: u32 = 43;
+/// Above the bits of a time.
+const BANNED: u64 = 1 << TIME_BITS;
+
+/// Bits in the word of the time, and in that of the deficit, for the pace and [`MIXED`].
+const LOW_BITS: u32 = 64 - TIME_BITS - 1;
+const HIGH_BITS: u32 = 64 - DEFICIT_BITS;
+/// The largest pace that is stored. It stands for all above.
+pub(super) const LARGEST_PACE: u64 = MIXED - 1;
+/// Above the bits of a pace.
+const MIXED: u64 = 1 << (LOW_BITS + HIGH_BITS - 1);
+
+/// A level that was written before the year 2248.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedLevel {
+    pub(super) full_at_ms: u64,
+    /// The time with [`BANNED`], and the lower part of `fastest`. Never 0, which tells the two kinds of a
+    /// [`Bucket`](super::Bucket) apart.
+    written: NonZeroU64,
+    /// The deficit, and the higher part of `fastest`, with [`MIXED`].
+    deficit: u64,
+}
+
+impl PackedLevel {
+    /// `None` if a number is too large.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    pub(super) fn of(level: &BucketLevel) -> Option<Self> {
+        let BucketLevel { full_at_ms, written_ms, deficit, fastest, is_mixed, is_banned } = *level;
+        if written_ms >= BANNED || deficit >> DEFICIT_BITS > 0 || fastest >= MIXED {
+            return None;
+        }
+        let time = written_ms | if is_banned { BANNED } else { 0 };
+        let pace = fastest | if is_mixed { MIXED } else { 0 };
+        Some(Self {
+            full_at_ms,
+            written: NonZeroU64::new(time << LOW_BITS | pace & ((1 << LOW_BITS) - 1))?,
+            deficit: deficit << HIGH_BITS | pace >> LOW_BITS,
+        })
+    }
+
+    #[inline]
+    pub(super) fn level(&self) -> BucketLevel {
+        BucketLevel {
+            full_at_ms: self.full_at_ms,
+            written_ms: self.time() & !BANNED,
+            deficit: self.deficit(),
+            fastest: self.pace() & !MIXED,
+            is_mixed: self.pace() & MIXED != 0,
+            is_banned: self.time() & BANNED != 0,
+        }
+    }
+
+    /// The time of the last write. Of a ban, it is later than now.
+    #[inline]
+    pub(super) fn time(&self) -> u64 {
+        self.written.get() >> LOW_BITS
+    }
+
+    #[inline]
+    pub(super) fn deficit(&self) -> u64 {
+        self.deficit >> HIGH_BITS
+    }
+
+    /// `fastest`, with [`MIXED`].
+    fn pace(&self) -> u64 {
+        self.written.get() & ((1 << LOW_BITS) - 1) | (self.deficit & ((1 << HIGH_BITS) - 1)) << LOW_BITS
+    }
+
+    /// Whether the level is not mixed, and has this pace. Only for one that can be stored.
+    #[inline]
+    pub(super) fn has_pace(&self, pace: u64) -> bool {
+        let low = (self.written.get() ^ pace) << (64 - LOW_BITS);
+        let high = (self.deficit ^ pace >> LOW_BITS) << (64 - HIGH_BITS);
+        low | high == 0
+    }
+}
