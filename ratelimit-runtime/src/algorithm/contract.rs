@@ -54,12 +54,15 @@ impl Evaluation {
         Self::new(rule, 0, reset_after_ms, Some(retry_after_ms | BANNED))
     }
 
-    /// Adds the amount held by others from a script's reply: -n if the cost would not fit without
+    /// Adds the amount held by others from a script's reply: 1 + n, or -n if the cost would not fit without
     /// it either.
     #[cfg(feature = "redis")]
     pub(super) fn with_held(self, reply: &[Value]) -> Self {
         match (self.fits, reply) {
-            (false, [Value::Int(held)]) => Self { held: held.unsigned_abs(), fits_when_released: *held > 0, ..self },
+            (false, [Value::Int(held)]) if *held > 0 => {
+                Self { held: held.unsigned_abs() - 1, fits_when_released: true, ..self }
+            }
+            (false, [Value::Int(held)]) => Self { held: held.unsigned_abs(), ..self },
             _ => self,
         }
     }

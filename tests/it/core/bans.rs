@@ -9,7 +9,7 @@ use ratelimit_runtime::{
     Algorithm, Cause, Key, Limiter, ManualClock, Permit, Refill, RequestPerMinute, Rule, limit_request_per_time,
 };
 
-use crate::support::holds::decide_all;
+use crate::support::holds::{decide_all, held_charge};
 use crate::support::{ALGORITHMS, By, LOG, MS, SECOND, Timed, ends, exceeded, fresh_key, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -406,6 +406,20 @@ async fn the_refusal_that_bans_says_that_all_is_reset_at_the_end_of_the_ban() {
             let decision = decided[0].charges[0].decision;
             assert_eq!((decision.retry_after(), decision.reset_after()), (Some(BAN), BAN), "{}", timed.of(&rule));
         }
+    }
+}
+
+/// Each of the 10,000 holds has ended, and counts for one period more.
+#[tokio::test]
+async fn a_hold_that_only_ended_holds_leave_no_room_for_does_not_ban() {
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("full", 20_000, MINUTE).by(LOG).with_ban(BAN), fresh_key());
+        decide_all(&timed, (0..10_000).map(|_| held_charge(rule, key, 1, SECOND))).await;
+        timed.advance(2 * SECOND);
+        let decided = decide_all(&timed, [held_charge(rule, key, 1, SECOND)].into_iter()).await;
+        let charge = &decided[0].charges[0];
+        assert_eq!((decided[0].outcome.clone(), charge.decision.is_banned()), (Ok(false), false), "{}", timed.name());
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 10_000, "{}", timed.name());
     }
 }
 

@@ -12,7 +12,7 @@
 -- charged  to renew: id, lease and cost of each hold, shorter leases first; cost, id and lease are
 --          unused
 -- returns  what remains (n as -1 - n if the cost does not fit), ms until all are free, and the
---          places taken, or ms until the first hold ends and the places held. To renew: a
+--          places taken, or ms until the first hold ends and 1 + the places held. To renew: a
 --          string with 1 for each hold that is still held and 0 for each other. To settle: the
 --          places that were held
 time = time or call('TIME')
@@ -86,7 +86,7 @@ if charge ~= 'always' and least > remaining or not charge then
     local first = call('ZRANGE', key, digits(from + ms + 1), digits(from + era - 1), 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
     soonest = first and math.min(soonest, first - from) or soonest
   end
-  reply = { fits and remaining or -1 - remaining, latest - ms, soonest - ms, held_places }
+  reply = { fits and remaining or -1 - remaining, latest - ms, soonest - ms, 1 + held_places }
   break
 end
 fits = true

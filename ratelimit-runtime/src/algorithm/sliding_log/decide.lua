@@ -32,7 +32,7 @@
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that is the next tick.
 --          Otherwise what remains (n as -1 - n if the cost does not fit), ms until all has expired,
 --          and the time of the charge, the amount held, or ms until the cost fits; and while
---          something is held, its amount, as -n if the cost would not fit without it either. To
+--          something is held, 1 + its amount, or -n if the cost would not fit without it either. To
 --          renew: a string with 1 for each hold that still counts and 0 for each other. To settle:
 --          the amount that was held
 local wrap, cycle, pack, unpack = 10000000, 812345679, struct.pack, struct.unpack
@@ -332,7 +332,7 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
     if held > 0 then
       reply[2] = math.max(reset, last_end + beyond - ms)
       local live = held - ended_sum
-      reply[4] = used + ended_sum + least <= count and live or -live
+      reply[4] = used + ended_sum + least <= count and 1 + live or -live
     end
     if banned_until > ms then
       reply, fits = { { math.max(reply[2], banned_until - ms), reply[3] } }, nil
