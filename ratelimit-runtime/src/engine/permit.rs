@@ -331,8 +331,8 @@ impl Permit {
     /// | `Concurrent`, and charges by time | all of it: the place is free, and no time was used |
     /// | `LeakyBucket` | all of it, if no later slot was given and its slot has not passed; otherwise nothing |
     ///
-    /// After a change of its count, a `TokenBucket` counts the refill at the higher of the two counts until it
-    /// is full again.
+    /// After a change of the count of a `TokenBucket`, a refund counts the refill at the higher of the two
+    /// counts, until the bucket was full once.
     ///
     /// A `TokenBucket` refunds more of a charge with a `Settled` cost, and of a reservation: the part
     /// without which the bucket would not have been full since.

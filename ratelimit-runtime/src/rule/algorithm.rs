@@ -10,8 +10,8 @@
 /// | `SlidingLog` | C, exactly | per admitted call about 10 bytes on Redis, 16 to 32 in memory |
 /// | `SlidingWindow { buckets: n, .. }` | less than 2C; C in any window of P - P/n | n + 3 numbers of 8 bytes |
 /// | `SlidingWindow { weighted: false, .. }` | 2C; C in any window of P - P/n | n + 2 numbers of 8 bytes |
-/// | `TokenBucket { burst: B, .. }` | B + C | three integers |
-/// | `LeakyBucket { queue: Q }` | C, by slots; C - 1 + the largest cost, if costs differ from 1 | three integers |
+/// | `TokenBucket { burst: B, .. }` | B + C | four integers |
+/// | `LeakyBucket { queue: Q }` | C, by slots; C - 1 + the largest cost, if costs differ from 1 | four integers |
 /// | `Concurrent` | any number, but never more than C at once | about 100 bytes per call that holds places, on Redis |
 ///
 /// ```

@@ -259,8 +259,8 @@ impl Rule {
     /// - The refusal that bans is a `Banned` one, too. It is the one refusal that writes. Refusals
     ///   during the ban write nothing, and do not prolong it.
     /// - A ban lasts for the given time, or until the window of the counter is over if that is longer.
-    ///   For a bucket, that is when it is full again, by the lower count if the count has changed. Then the
-    ///   counter begins at zero. A
+    ///   For a bucket, that is when it is full again, or if the count has changed, when each charge has come
+    ///   back by its own count. Then the counter begins at zero. A
     ///   [`SlidingLog`](Algorithm::SlidingLog) keeps its charges and holds instead, and the ban lasts
     ///   exactly as long as given.
     /// - Of several rules of a call, those that refuse ban their own counters. The others charge

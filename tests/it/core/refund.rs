@@ -103,6 +103,27 @@ async fn a_bucket_whose_count_was_raised_refunds_the_part_not_refilled_yet() {
     }
 }
 
+/// A bucket stores refills up to 2^30 - 2 as they are, and one number for all above.
+#[tokio::test]
+async fn a_bucket_whose_count_was_huge_for_a_while_refunds_nothing_later() {
+    const BURST: u64 = 4_000_000;
+    for timed in Timed::both().await {
+        for (count, back) in [((1 << 30) - 2, 2_926_259), ((1 << 30) - 1, 0), (1 << 30, 0), (1 << 40, 0)] {
+            let of_count = |count| {
+                let bucket = Algorithm::TokenBucket { burst: BURST, refill: Refill::Greedy };
+                Rule::new("huge", count, SECOND).with_algorithm(bucket)
+            };
+            let key = fresh_key();
+            let first = timed.limiter.acquire_n(&of_count(1), key, BURST).await.unwrap();
+            timed.advance(MS);
+            timed.limiter.acquire_n(&of_count(count), key, 1_000_000).await.unwrap();
+            let second = timed.limiter.acquire_n(&of_count(1), key, 9).await.unwrap();
+            assert_eq!(second.refund().await.unwrap(), 9, "at once, {count}, {}", timed.name());
+            assert_eq!(first.refund().await.unwrap(), back, "{count}, {}", timed.name());
+        }
+    }
+}
+
 /// Several periods to fill it: what the refills so far have brought is not refunded.
 #[tokio::test]
 async fn a_bucket_refilled_over_several_periods_refunds_less_after_each() {

@@ -1,9 +1,9 @@
 -- A bucket is one string of four numbers, faster to read and write than digits: when it is full (ms
 -- since 1970), how far away that was at the last write (ms), the deficit then (units), and in 4 bytes
 -- the refill of the rules that have written it since it was full. If their refills differ, it is the
--- largest one, times -1, and the bucket is full when it is full by each rule, or later. It is at most
--- 2^30 - 1, which stands for all above. A queue has 0. The key expires when the bucket is full, so the
--- stored numbers and PTTL tell the time.
+-- largest one, times -1, and the bucket is not full until each charge has come back by its own rule. It
+-- is at most 2^30 - 1, which stands for all above. A queue has 0. The key expires when the bucket is
+-- full, so the stored numbers and PTTL tell the time.
 --
 -- Behind them is a pair of 8-byte numbers for each of at most 8 charges that are settled later, oldest
 -- first: the time of the charge (ms since 1970), and the lowest deficit since, which later refunds are

@@ -58,8 +58,8 @@ pub(crate) struct BucketLevel {
     /// The highest [`BucketParams::pace`] of the rules that have written the bucket since it was full. 0 for
     /// a new bucket, and for a queue.
     fastest: u64,
-    /// Whether the paces of these rules differ. Then `full_at_ms` is when the bucket is full by each rule, or
-    /// later: otherwise a charge by a slow rule could be refunded after a fast one has refilled it.
+    /// Whether the paces of these rules differ. Then `full_at_ms` is not before each charge has come back by its
+    /// own rule: otherwise a charge by a slow rule could be refunded after a fast one has refilled it.
     is_mixed: bool,
     is_banned: bool,
 }
@@ -231,7 +231,7 @@ impl BucketLevel {
         let to_come = self.refills_to_come(params, now_ms);
         let refills = params.refills(deficit.into());
         let later = self.full_at_ms.saturating_add(refills.saturating_mul(params.interval_ms));
-        let full_at_ms = later - to_come * params.interval_ms;
+        let full_at_ms = later.saturating_sub(to_come * params.interval_ms);
         self.is_mixed = self.mixes(params);
         self.full_at_ms = if self.is_mixed { full_at_ms.max(self.full_at_ms) } else { full_at_ms };
         self.fastest = self.fastest.max(params.pace());
@@ -317,8 +317,8 @@ impl MemoryState for Bucket {
         level.receipt(&params)
     }
 
-    /// If tokens come back one by one, the clock was not set back, and all charges since the bucket was full
-    /// had the same count. For a queue, only a denial.
+    /// If tokens come back one by one, and the clock was not set back. A charge is made only if all charges
+    /// since the bucket was full had the same count, below 2^30. For a queue, only a denial.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {

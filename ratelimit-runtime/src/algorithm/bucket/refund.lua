@@ -43,7 +43,7 @@ if spare == 0 then
       lowest = low
     end
   end
-  if refill >= 1073741823 or math.abs(fastest) < 1073741823 then -- otherwise it was any larger refill
+  if since == 0 or refill >= 1073741823 or math.abs(fastest) < 1073741823 then -- otherwise it was any larger refill
     kept = math.max(units - since * math.max(refill, math.abs(fastest)), 0)
   end
   units = math.max(kept, math.min(units, lowest))
