@@ -49,7 +49,7 @@ impl Default for Bucket {
 /// The level of a bucket, as of the last write.
 ///
 /// A ban is a bucket that is full at its end, and was written when it was made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BucketLevel {
     full_at_ms: u64,
     written_ms: u64,
@@ -163,10 +163,6 @@ impl BucketLevel {
         Self { full_at_ms: ban.until_ms, is_banned: true, ..Self::full(ban.since_ms) }
     }
 
-    fn banned(&self) -> Option<Ban> {
-        self.is_banned.then_some(Ban { since_ms: self.written_ms, until_ms: self.full_at_ms })
-    }
-
     /// Whether the paces differ if a rule writes the bucket.
     fn mixes(&self, params: &BucketParams) -> bool {
         self.fastest > 0 && (self.is_mixed || self.fastest != params.pace())
@@ -267,9 +263,7 @@ impl MemoryState for Bucket {
     /// just now.
     fn correct_clock(&mut self, _rule: &Rule, now_us: u64) {
         let (time_ms, level) = (millis(now_us), self.level());
-        if let Some(ban) = level.banned() {
-            *self = Self::of(BucketLevel::of_ban(ban.corrected(time_ms)));
-        } else if time_ms < level.written_ms {
+        if time_ms < level.written_ms {
             let full_at_ms = level.full_at_ms - level.written_ms + time_ms;
             *self = Self::of(BucketLevel { full_at_ms, written_ms: time_ms, ..level });
         }

@@ -83,3 +83,48 @@ impl PackedLevel {
         low | high == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    prop_compose! {
+        /// Numbers of all sizes, some of which are too large.
+        fn levels()(
+            shifts in (0..64_u32, 0..64_u32, 0..64_u32), numbers in any::<(u64, u64, u64, u64)>(), flags in any::<(bool, bool)>()
+        ) -> BucketLevel {
+            BucketLevel {
+                full_at_ms: numbers.0,
+                written_ms: (numbers.1 >> shifts.0).max(1),
+                deficit: numbers.2 >> shifts.1,
+                fastest: numbers.3 >> shifts.2,
+                is_mixed: flags.0,
+                is_banned: flags.1,
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 10_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_level_is_the_same_when_it_is_unpacked(level in levels(), other in 0..=LARGEST_PACE) {
+            let fits = level.written_ms < 1 << 43 && level.deficit < 1 << 53 && level.fastest < 1 << 30;
+            let packed = PackedLevel::of(&level);
+            prop_assert_eq!(packed.is_some(), fits);
+            if let Some(packed) = packed {
+                prop_assert_eq!((packed.level(), packed.deficit()), (level, level.deficit));
+                prop_assert_eq!(packed.time() > u64::from(u32::MAX) << 11, level.is_banned);
+                prop_assert_eq!(packed.has_pace(level.fastest), !level.is_mixed);
+                prop_assert_eq!(packed.has_pace(other), !level.is_mixed && other == level.fastest);
+                for bit in 0..30 {
+                    prop_assert!(!packed.has_pace(level.fastest ^ 1 << bit));
+                    // Differs by the same bits in both words.
+                    prop_assert!(!packed.has_pace(level.fastest ^ (1 << 9 | 1 << 20)));
+                }
+            }
+        }
+    }
+}
