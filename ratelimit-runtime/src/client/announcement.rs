@@ -78,13 +78,15 @@ impl Announcement {
     }
 
     /// Reads `RateLimit` and `RateLimit-Policy`. Of several policies, the one with the least
-    /// remaining counts. Returns the policies, the one in force first.
+    /// remaining counts. Returns the policies that may be in
+    /// force, the most likely first. Policies that limit something else than requests are left out.
     fn read_structured(&mut self, headers: &HeaderMap) -> Vec<Policy> {
-        let mut policies: Vec<Policy> =
-            lists(headers, "ratelimit-policy").filter_map(|item| Policy::of(&item)).collect();
+        let (counted, others): (Vec<_>, Vec<_>) = lists(headers, "ratelimit-policy").partition(counts_requests);
+        let mut policies: Vec<Policy> = counted.iter().filter_map(Policy::of).collect();
+        let is_other = |name: &Option<String>| name.is_some() && others.iter().any(|item| self::name(item) == *name);
         policies.sort_by_key(|policy| policy.quota);
         let mut least: Option<(u64, Option<Duration>, Option<String>)> = None;
-        for item in lists(headers, "ratelimit") {
+        for item in lists(headers, "ratelimit").filter(|item| !is_other(&name(item))) {
             let Some(remaining) = number(&item.params, "r") else { continue };
             let reset = number(&item.params, "t").map(Duration::from_secs);
             let (name, order) = (name(&item), |remaining: u64, reset: Option<Duration>| {
@@ -98,7 +100,8 @@ impl Announcement {
             (self.remaining, self.reset) = (Some(remaining), reset);
             policies.sort_by_key(|policy| policy.name != name);
             if name.is_some() {
-                self.limit = policies.first().filter(|policy| policy.name == name).map(|policy| policy.quota);
+                policies.retain(|policy| policy.name == name);
+                self.limit = policies.first().map(|policy| policy.quota);
             }
         } else {
             // The form of draft 7: `limit=100, remaining=50, reset=5`.
@@ -152,6 +155,15 @@ impl Policy {
         let quota = number(&item.params, "q").or_else(|| whole(&item.bare_item))?;
         let window = number(&item.params, "w").filter(|window| *window > 0).map(Duration::from_secs);
         Some(Self { name: name(item), quota, window })
+    }
+}
+
+/// Whether a policy limits requests, and not bytes or concurrent requests (its quota unit, draft 11).
+fn counts_requests(item: &Item) -> bool {
+    match item.params.get("qu") {
+        None => true,
+        Some(BareItem::String(unit)) => unit.as_str() == "requests",
+        Some(_) => false,
     }
 }
 
@@ -277,6 +289,25 @@ mod tests {
         assert_eq!(numbers(&day), (Some(1000), Some(3), Some(4000)));
         let burst = [policies, ("RateLimit", "\"burst\";r=2"), ("RateLimit", "\"day\";r=700;t=4000")];
         assert_eq!(numbers(&burst), (Some(10), Some(2), Some(1)));
+    }
+
+    /// Such as bytes, or requests at once.
+    #[test]
+    fn a_policy_that_does_not_limit_requests_is_left_out() {
+        let policies = (
+            "RateLimit-Policy",
+            "\"calls\";q=100;w=60;qu=\"requests\", \"bytes\";q=9;w=60;qu=\"content-bytes\", \"open\";q=5;qu=\"concurrent-requests\"",
+        );
+        let all = [policies, ("RateLimit", "\"calls\";r=50;t=30, \"bytes\";r=1;t=9, \"open\";r=0")];
+        assert_eq!(numbers(&all), (Some(100), Some(50), Some(30)));
+        assert_eq!(numbers(&[policies, ("RateLimit", "\"open\";r=0")]), (Some(100), Some(99), Some(60)));
+        assert_eq!(numbers(&[policies]), (Some(100), Some(99), Some(60)));
+    }
+
+    #[test]
+    fn a_limit_without_a_policy_of_its_name_has_the_quota_of_no_other() {
+        let fields = [("RateLimit-Policy", "\"burst\";q=10;w=1"), ("RateLimit", "\"day\";r=500;t=4000")];
+        assert_eq!(numbers(&fields), (None, Some(500), Some(4000)));
     }
 
     #[test]

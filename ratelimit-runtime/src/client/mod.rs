@@ -131,7 +131,7 @@
 //! | `on_missing_key` | none: each call has a host |
 //! | `cost` | none: responses show what a call cost |
 //! | several attributes | the announced policy with the least remaining |
-//! | `#[limit_concurrent_requests]`, `lease` | none: no field announces it |
+//! | `#[limit_concurrent_requests]`, `lease` | none: announced limits of concurrent requests are left out |
 //! | `on_limit = Reject` | [`Outgoing::longest_wait`] of zero. Calls that come while a probe is sent fail, too |
 //! | `on_limit = Wait(..)` | the default, or [`Outgoing::longest_wait`] |
 //! | `on_limit = Return(..)` | none: the caller gets the error |

@@ -77,7 +77,8 @@
 //!   `on_store_error = { Wait = { max = 1, unit = "Minutes" } }`.
 //! - **Options of an algorithm** need `algorithm` beside them. Without `algorithm`, the options stay as in the
 //!   code: a changed count of a `TokenBucket` does not change its burst.
-//! - **`#[limit_concurrent_requests]`**: `count` is the number of concurrent calls, and the time is the lease.
+//! - **`#[limit_concurrent_requests]`**: `count` is the number of concurrent calls, and the time is the lease,
+//!   from 1 s to 1 day.
 //! - **Keys** are written as a [`Key`](crate::Key) is printed: `"4711"` for a number, `"alice"` for a text,
 //!   `"(eu,4712)"` for a tuple. A text with spaces is written as it is. The characters `%{}(),` within a text
 //!   are escaped: a comma is `%2C`.
@@ -259,8 +260,9 @@ impl Rules {
     /// The rule with this prefix, for programs whose rules are only in the file. `None` if the file
     /// does not set its count and unit.
     ///
-    /// Calls with it follow later changes of the file, too. Each prefix asked for is kept in memory
-    /// until the program ends.
+    /// Calls with it follow later changes of the file, too. But a setting that the file no longer has stays as it is
+    /// in this rule: take the rule anew after each change, or write the setting out, such as `shadow = false`. Each
+    /// prefix asked for is kept in memory until the program ends.
     ///
     /// ```
     /// # use ratelimit_runtime::config::Rules;

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::{
-    Algorithm, OnStoreError, Rule,
+    Algorithm, OnStoreError, Refill, Rule,
     algorithm::{HoldSupport, capabilities},
-    rule::call_kind::CallKind,
+    duration::ReadableDuration,
+    rule::{call_kind::CallKind, limits::is_lease},
 };
 
 /// Settings for one rule. `None` keeps the rule's own.
@@ -48,15 +49,35 @@ impl RuleOverride {
         changed.with_ban(self.ban.or(rule.ban().filter(|_| keeps_ban)).unwrap_or_default())
     }
 
+    #[cfg(feature = "tower")]
+    pub(super) fn has_slots(&self) -> bool {
+        self.algorithm.is_some_and(|algorithm| match algorithm {
+            AlgorithmSpec::Complete(algorithm) | AlgorithmSpec::SizedByCount(algorithm) => {
+                capabilities(algorithm).has_slots
+            }
+        })
+    }
+
     /// The rule that these settings define by themselves. `None` without a count or a period.
     pub(super) fn to_rule(&self, prefix: &'static str) -> Option<Rule> {
         let rule = Rule::new(prefix, self.count?, self.period?);
         Some(self.apply(&rule))
     }
 
-    /// The fault of the rule that these settings define by themselves, if they do and it has one.
+    /// The fault that these settings have with any rule of the code.
     pub(super) fn own_fault(&self) -> Option<String> {
-        self.to_rule("checked").and_then(|rule| rule.fault())
+        if let Some(rule) = self.to_rule("checked") {
+            return rule.fault();
+        }
+        // A rule of the code that allows as much as any.
+        let shortest_ms = match self.algorithm {
+            Some(AlgorithmSpec::Complete(Algorithm::SlidingWindow { buckets, .. })) => buckets,
+            _ => 1,
+        };
+        let period = self.period.unwrap_or(Duration::from_millis(shortest_ms));
+        let loosest = Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy };
+        let rule = Rule::new("checked", self.count.unwrap_or(1), period).with_algorithm(loosest);
+        self.apply(&rule).fault().map(|fault| format!("{fault} (whatever the code says)"))
     }
 
     /// The reason why these settings do not fit a rule of the code, and what to change.
@@ -72,6 +93,11 @@ impl RuleOverride {
             () if kind.is_one_of_several && can_after.stands_alone && self.algorithm.is_some() => Some(format!(
                 "a {} cannot be one of several rules of a call; set another algorithm in the file",
                 can_after.name
+            )),
+            () if rule.is_concurrent() && self.period.is_some_and(|lease| !is_lease(lease)) => Some(format!(
+                "the time of a limit of concurrent calls is the lease of a place, and must be at least 1 s, and at most \
+                 1 day; the file says {}",
+                ReadableDuration(changed.period())
             )),
             () if before == after => None,
             () if rule.is_concurrent() => Some(

@@ -131,6 +131,15 @@ impl OverrideTable {
         of_key.unwrap_or(&entry.all).applied(rule, kind)
     }
 
+    /// Whether calls of the rule with this prefix may wait for slots.
+    #[cfg(feature = "tower")]
+    pub(crate) fn has_slots(&self, prefix: &str) -> bool {
+        let Some(entry) = self.by_prefix.get(prefix) else { return false };
+        iter::once(&entry.all)
+            .chain(entry.keys.values())
+            .any(|version| iter::once(version).chain(&version.before).any(|version| version.settings.has_slots()))
+    }
+
     /// The failure policy for calls of the rule with this prefix.
     pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
         self.by_prefix.get(prefix)?.all.settings.on_store_error

@@ -74,6 +74,20 @@ fn errors_name_the_line_and_the_reason() {
             "[rules.item]\ncount = 1\nunit = \"Days\"\n[rules.item.keys.a]\ncount = 99_999_999_999",
             "line 4: invalid rule: its count is 99999999999",
         ),
+        // Whatever the rule in the code is.
+        (
+            "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 9007199254740993",
+            "line 1: invalid rule: its queue is 9007199254740993",
+        ),
+        (
+            "[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 1001",
+            "line 1: invalid rule: `buckets` must be at most 1,000",
+        ),
+        (
+            "[rules.item]\ncount = 9\nalgorithm = \"SlidingWindow\"\nbuckets = 1001",
+            "line 1: invalid rule: `buckets` must be at most 1,000",
+        ),
+        ("[rules.item]\nshadow = true\nban = \"10m\"", "line 1: invalid rule: a rule in shadow mode refuses nothing"),
     ] {
         assert!(wrong(text).starts_with(begins), "{text}: {}", wrong(text));
     }

@@ -57,6 +57,16 @@ impl Work {
         !error.misconfigured && (error.has_no_effect() || self.charges().iter().all(is_known))
     }
 
+    /// Notes an attempt that failed. If it may have settled a hold, a later one is a retry: it charges only a hold
+    /// that is still there. Otherwise a hold that the store has lost is charged, too.
+    fn attempted(&mut self, error: &StoreError) {
+        if let Self::Settle(charge, _) = self
+            && !error.has_no_effect()
+        {
+            charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
+        }
+    }
+
     /// The time for which it is repeated: as long as a hold or a charge counts. A charge may count for a moment
     /// only, and others want its room; or for years.
     fn repeats_for(&self) -> Duration {
@@ -77,16 +87,16 @@ fn counts_for(rule: &Rule) -> Duration {
 
 impl EngineRef {
     /// Settles a charge in the background, after an attempt with this error.
-    pub(super) fn settle_again(&self, mut charge: Charge, used: u64, error: &StoreError) {
-        charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
+    pub(super) fn settle_again(&self, charge: Charge, used: u64, error: &StoreError) {
         self.repeat_after(error, Work::Settle(charge, used));
     }
 
     /// Repeats the work in the background if it is repeatable, until shortly after the limiter is closed.
-    fn repeat_after(&self, error: &StoreError, work: Work) {
+    fn repeat_after(&self, error: &StoreError, mut work: Work) {
         if !work.is_repeatable(error) {
             return;
         }
+        work.attempted(error);
         let (engine, mut closing) = (self.clone(), self.settlements().closing());
         let deadline = self.settings().deadline;
         let _ = background::spawn(async move {
@@ -111,8 +121,9 @@ impl EngineRef {
                 }
                 let done = deadline::within(work.ask(&engine), left, deadline).await.and_then(|done| done);
                 drop(turn);
-                if !done.is_err_and(|error| work.is_repeatable(&error)) {
-                    break;
+                match done {
+                    Err(error) if work.is_repeatable(&error) => work.attempted(&error),
+                    _ => break,
                 }
             }
             work.charges().iter().for_each(|charge| engine.queues().changed_id(charge.counter.id()));

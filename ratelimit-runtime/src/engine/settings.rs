@@ -77,6 +77,16 @@ impl CurrentRules {
         Some(Cow::Borrowed(rule))
     }
 
+    /// Whether the file may let calls of the rule wait for slots.
+    #[cfg(feature = "tower")]
+    pub(crate) fn has_slots(&self, prefix: &str) -> bool {
+        #[cfg(feature = "config")]
+        if let Some(table) = &self.table {
+            return table.has_slots(prefix);
+        }
+        false
+    }
+
     /// The policy for store errors that the file sets for the rule.
     pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
         #[cfg(feature = "config")]

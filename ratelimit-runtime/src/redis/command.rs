@@ -171,7 +171,7 @@ impl<'a> Packet<'a> {
                 on_counter(charge, mode, if is_time { *used } else { charge.cost }, by_digest)
             }
             Self::Command(Command::Ban(charge, ms)) => {
-                let mut command = on_counter(charge, ScriptMode::Ban, 0, by_digest);
+                let mut command = on_counter(charge, ScriptMode::Ban, charge.cost, by_digest);
                 command.arg(*ms);
                 command
             }

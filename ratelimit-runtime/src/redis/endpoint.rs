@@ -44,12 +44,13 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(super) fn new(source: ServerSource, options: NodeOptions) -> Self {
+    /// `were_accepted`: the limiter's user and password, by any of its servers.
+    pub(super) fn new(source: ServerSource, options: NodeOptions, were_accepted: Arc<AtomicBool>) -> Self {
         Self {
             source,
             options,
             is_inspected: AtomicBool::new(false),
-            credentials: CredentialState::default(),
+            credentials: CredentialState { were_accepted, are_rejected: AtomicBool::new(false) },
             open_breakers: AtomicUsize::new(0),
             failures: Failures::default(),
         }
@@ -104,10 +105,11 @@ impl Endpoint {
 }
 
 /// State of the user and password.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CredentialState {
-    /// A connection was opened with them.
-    were_accepted: AtomicBool,
+    /// A connection was opened with them. The nodes of a cluster share this: a node that joins later may be the first
+    /// to reject them.
+    were_accepted: Arc<AtomicBool>,
     /// They have been rejected since, and the log says so.
     are_rejected: AtomicBool,
 }

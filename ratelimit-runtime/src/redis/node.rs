@@ -3,7 +3,10 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 
@@ -48,9 +51,9 @@ pub(super) struct Node {
 type PerRuntime = Vec<(Id, Arc<RuntimeNode>)>;
 
 impl Node {
-    pub(super) fn new(source: ServerSource, options: NodeOptions) -> Self {
+    pub(super) fn new(source: ServerSource, options: NodeOptions, were_accepted: Arc<AtomicBool>) -> Self {
         Self {
-            endpoint: Arc::new(Endpoint::new(source, options)),
+            endpoint: Arc::new(Endpoint::new(source, options, were_accepted)),
             runtimes: Arc::default(),
             first: OnceLock::new(),
             in_use: watch::Sender::new(()),

@@ -40,7 +40,7 @@ pub(super) type CommandReplies = SmallVec<[(Command, Result<Value, StoreError>);
 impl Nodes {
     pub(super) fn new(topology: RedisTopology, options: NodeOptions) -> Self {
         match topology {
-            RedisTopology::Single(source) => Self::Single(Arc::new(Node::new(source, options))),
+            RedisTopology::Single(source) => Self::Single(Arc::new(Node::new(source, options, Arc::default()))),
             RedisTopology::Cluster(seeds) => Self::Cluster(Cluster::new(seeds, options)),
         }
     }

@@ -137,10 +137,12 @@ fn has_changed_nothing(code: &str, is_wrapped: bool) -> bool {
     if is_wrapped { matches!(code, "OOM" | "READONLY") } else { REFUSED.contains(&code) }
 }
 
-/// The code of an error. Servers before 7.0 wrap the error that a script's command gets.
+/// The code of an error. Servers before 7.0 wrap the error that a script's command gets. In a batch, a script has
+/// caught it, as `@user_script: 41: -OOM command not allowed ..`.
 fn script_code<'a>(code: &'a str, detail: &'a str) -> (&'a str, bool) {
-    let error = detail.strip_prefix("Error running script").filter(|_| code == "ERR");
-    match error.and_then(|error| error.split_once(": -")?.1.split_whitespace().next()) {
+    let is_wrapped =
+        code == "ERR" && (detail.starts_with("Error running script") || detail.starts_with("@user_script"));
+    match is_wrapped.then_some(detail).and_then(|error| error.split_once(": -")?.1.split_whitespace().next()) {
         Some(code) => (code, true),
         None => (code, false),
     }
@@ -197,6 +199,17 @@ mod tests {
     fn explained(words: &str) -> StoreError {
         let reply = parse_redis_value(format!("-{words}\r\n").as_bytes()).and_then(Value::extract_error);
         explain(&reply.expect_err("an error"))
+    }
+
+    /// As a script of a batch catches it on a server before 7.0.
+    #[test]
+    fn the_error_of_one_command_of_a_batch_is_the_server_s_own() {
+        let caught = |error: &str| explained(&format!("ERR @user_script: 41: -{error}"));
+        let full = caught("OOM command not allowed when used memory > 'maxmemory'.");
+        assert!(!full.misconfigured && full.has_no_effect(), "{full}");
+        assert!(caught("WRONGTYPE Operation against a key holding the wrong kind of value").misconfigured);
+        let text = b"-ERR @user_script: 41: -READONLY You can't write against a read only replica.\r\n";
+        assert!(is_readonly(&parse_redis_value(text).unwrap()));
     }
 
     #[test]

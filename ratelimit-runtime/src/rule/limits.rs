@@ -77,6 +77,12 @@ impl LogLayout {
     }
 }
 
+/// Whether a place may have this lease. A shorter one would end before it is renewed, while its call runs.
+/// A longer one would keep the places of a dead process for days.
+pub(crate) const fn is_lease(time: Duration) -> bool {
+    1_000 <= time.as_millis() && time.as_millis() <= 86_400_000
+}
+
 /// The reason why a rule is invalid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RuleFault {

@@ -199,10 +199,11 @@ impl Gate {
         let policy = self.on_store_error.unwrap_or(engine.settings().on_store_error);
         matches!(self.on_limit, OnLimit::Wait(_))
             || matches!(policy, OnStoreError::Wait { .. })
-            || self
-                .limits
-                .iter()
-                .any(|limit| limit.waits() || matches!(of_rule(limit), Some(OnStoreError::Wait { .. })))
+            || self.limits.iter().any(|limit| {
+                limit.waits()
+                    || rules.has_slots(limit.rule().prefix())
+                    || matches!(of_rule(limit), Some(OnStoreError::Wait { .. }))
+            })
     }
 
     /// The response to a refused request. `policies`: of the rules that apply to it.

@@ -354,7 +354,8 @@ fn checked(trusted: TrustedProxies) -> TrustedProxies {
 }
 
 /// The key of an address in its canonical form: for IPv6, its first 64 bits. An IPv4 client that is
-/// translated for a server with IPv6 alone (`64:ff9b::192.0.2.1`, RFC 6052 and 7755) keeps its own key.
+/// translated for a server with IPv6 alone (`64:ff9b::192.0.2.1`, RFC 6052 and 7755) keeps its own key, also with
+/// a local prefix (`64:ff9b:1::/48`, RFC 8215), where no standard tells which bits are the IPv4 address.
 fn ip_key(ip: IpAddr) -> Key {
     match ip {
         IpAddr::V4(ip) => Key::new(ip),
@@ -363,6 +364,7 @@ fn ip_key(ip: IpAddr) -> Key {
                 let [.., a, b, c, d] = ip.octets();
                 Key::new(Ipv4Addr::new(a, b, c, d))
             }
+            [0x64, 0xff9b, 1, ..] => Key::new(ip),
             [a, b, c, d, ..] => Key::new(format_args!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))),
         },
     }
@@ -415,6 +417,7 @@ mod tests {
             ("[::ffff:192.0.2.1]:81", "192.0.2.1"),
             ("[64:ff9b::192.0.2.1]:81", "192.0.2.1"),
             ("[64:ff9b:0:0:1::192.0.2.1]:81", "64:ff9b::/64"),
+            ("[64:ff9b:1::192.0.2.1]:81", "64:ff9b:1::c000:201"),
             ("[2001:db8:1:2:3:4:5:6]:80", "2001:db8:1:2::/64"),
             ("[2001:db8:1:2:ffff::]:80", "2001:db8:1:2::/64"),
             ("[2001:db8:1:3::]:80", "2001:db8:1:3::/64"),

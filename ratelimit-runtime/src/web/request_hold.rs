@@ -56,10 +56,11 @@ impl RequestHold {
         Self(Arc::new(LayerHold { permit: Mutex::new(Some(permit)), _outer: outer }))
     }
 
-    /// Settles the hold with this cost: now, unless it has a place, which is held on.
-    fn settle(&self, used: u64) {
+    /// Settles the hold with this cost: now, unless it has a place, which is held on. `None`: with all that was
+    /// held.
+    fn settle(&self, used: Option<u64>) {
         let mut permit = self.0.permit.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(permit) = &mut *permit {
+        if let (Some(permit), Some(used)) = (&mut *permit, used) {
             permit.record(used);
         }
         let settled = permit.take_if(|permit| !permit.holds_place());
@@ -122,11 +123,14 @@ impl BodyHold {
         let has_body = !is_upgrade && *method != Method::HEAD;
         let meter = plan.and_then(|plan| match plan.by.cost_of(response, has_body) {
             ResponseCost::Known(used) => {
-                hold.settle(used);
+                hold.settle(Some(used));
                 None
             }
             ResponseCost::Measured(meter) => Some((meter, plan)),
-            ResponseCost::Unknown => None,
+            ResponseCost::Unknown => {
+                hold.settle(None);
+                None
+            }
         });
         let announced = || response.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
         let mut body = Self { hold, meter, used: 0, left: length.or_else(announced) };
@@ -149,7 +153,7 @@ impl BodyHold {
     /// The body has ended: its cost is known.
     pub(super) fn end(&mut self) {
         if self.meter.take().is_some() {
-            self.hold.settle(self.used);
+            self.hold.settle(Some(self.used));
         }
     }
 }
@@ -160,10 +164,8 @@ impl Drop for BodyHold {
             self.end();
         }
         // The body has not ended, so more may have been used than was seen: all that is held, at least.
-        if let Some((_, plan)) = self.meter.take()
-            && self.used > plan.least
-        {
-            self.hold.settle(self.used.max(plan.most));
+        if let Some((_, plan)) = self.meter.take() {
+            self.hold.settle((self.used > plan.least).then(|| self.used.max(plan.most)));
         }
     }
 }

@@ -397,6 +397,22 @@ async fn an_algorithm_that_does_not_fit_the_call_changes_nothing() {
     limiter.acquire(&places, "alice").await.unwrap();
 }
 
+/// A lease that ends before it is renewed would admit further calls meanwhile.
+#[tokio::test]
+async fn a_lease_that_is_too_short_or_too_long_changes_nothing() {
+    let places = Rule::new("places", 1, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::Concurrent);
+    for (time, is_used) in [
+        ("ttl = 999, unit = \"Milliseconds\"", false),
+        ("ttl = 1, unit = \"Seconds\"", true),
+        ("ttl = 1, unit = \"Days\"", true),
+        ("ttl = 25, unit = \"Hours\"", false),
+    ] {
+        let limiter = with(&format!("[rules]\nplaces = {{ count = 2, {time} }}")).await;
+        let permit = limiter.acquire(&places, "alice").await.unwrap();
+        assert_eq!(permit.limit(), if is_used { 2 } else { 1 }, "{time}");
+    }
+}
+
 /// Also if the rule is only in the file: its earlier settings stay, and the log has one error.
 #[tokio::test]
 async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {

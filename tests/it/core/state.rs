@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Algorithm, Key, Rule};
 use redis::Value;
 
 use crate::support::servers::{dump, keys, reply};
-use crate::support::{ALGORITHMS, By, LOG, Timed, admitted, exceeded, fresh_key, lifetime};
+use crate::support::{ALGORITHMS, ALIGNED, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key, lifetime};
 
 const SECOND: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_secs(10);
@@ -95,6 +96,22 @@ async fn an_admitted_call_makes_a_permanent_key_expire() {
 async fn a_refused_call_makes_a_permanent_key_expire() {
     for algorithm in ALGORITHMS {
         a_permanent_key_gets_an_end(algorithm, 4).await;
+    }
+}
+
+/// A script that decides on several counters reads their values before their expiries.
+#[tokio::test]
+async fn a_look_among_others_makes_a_permanent_key_expire() {
+    for algorithm in [FIXED, ALIGNED] {
+        let timed = Timed::redis().await;
+        let (limiter, server) = (&timed.limiter, timed.server().unwrap());
+        let (rule, key) = (Rule::new("long", 4, Duration::from_secs(3600)).by(algorithm), fresh_key());
+        limiter.acquire_n(&rule, key, 3).await.unwrap();
+        timed.advance(SECOND);
+        assert_eq!(reply::<i64>(server, &[b"PERSIST", &keys(server)[0]]), 1);
+        let looks = join_all([fresh_key(), fresh_key(), key, fresh_key()].map(|key| limiter.peek(&rule, key))).await;
+        assert_eq!(looks[2].as_ref().unwrap().remaining(), 1, "{algorithm:?}");
+        all_end(server, kept(&rule), &format!("{algorithm:?}"));
     }
 }
 

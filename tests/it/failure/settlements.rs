@@ -102,6 +102,19 @@ async fn what_a_server_refuses_is_made_when_it_accepts_writes() {
     }
 }
 
+/// The server has lost the hold when it accepts writes again. No attempt may have settled it, so the use is charged.
+#[tokio::test]
+async fn a_cost_whose_hold_was_lost_meanwhile_is_charged() {
+    let server = RedisServer::start();
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    let reservation = limiter.reserve(&TOKENS, key, 300).await.unwrap();
+    ask::<()>(&server, "CONFIG SET maxmemory 1");
+    assert_eq!(reservation.settle(200).await.unwrap_err().cause(), Cause::Unavailable);
+    ask::<()>(&server, "FLUSHALL");
+    ask::<()>(&server, "CONFIG SET maxmemory 0");
+    eventually("it is charged", || async { remaining(&limiter, &TOKENS, key).await == 800 }).await;
+}
+
 /// Takes the slots of these keys from their nodes (`DELSLOTS`), or gives them back (`ADDSLOTS`).
 fn set_slots(cluster: &RedisCluster, change: &str, owners: &[(u16, usize)]) {
     for (slot, node) in owners {

@@ -106,13 +106,20 @@ async fn a_bucket_remembers_eight_charges_at_most() {
     let (server, limiter, rule) = bucket().await;
     let key = fresh_key();
     let mut running = Vec::new();
+    let length = || {
+        let names: Vec<Vec<u8>> = redis::from_redis_value(server.command(&[b"KEYS", b"tokens:*"])).unwrap();
+        let length: u64 = redis::from_redis_value(server.command(&[b"STRLEN", &names[0]])).unwrap();
+        (names.len(), length)
+    };
+    for _ in 0..3 {
+        running.push(limiter.reserve(&rule, key, 1_000).await.unwrap());
+        assert_eq!(length(), (1, 28 + 16), "charges of one instant are one pair");
+    }
     for _ in 0..30 {
         running.push(limiter.reserve(&rule, key, 1_000).await.unwrap());
         server.clock().advance(MS);
     }
-    let names: Vec<Vec<u8>> = redis::from_redis_value(server.command(&[b"KEYS", b"tokens:*"])).unwrap();
-    let length: u64 = redis::from_redis_value(server.command(&[b"STRLEN", &names[0]])).unwrap();
-    assert_eq!((names.len(), length), (1, 28 + 8 * 16));
+    assert_eq!(length(), (1, 28 + 8 * 16));
 }
 
 /// Of nine charges it forgets the one that its neighbour stands for best, and not the last.

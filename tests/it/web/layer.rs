@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
-use ratelimit_runtime::web::RequestHold;
+use ratelimit_runtime::config::Rules;
+use ratelimit_runtime::web::{RequestHold, SettleBy};
 use ratelimit_runtime::{Algorithm, OnStoreError};
 use tower::{Layer as _, Service as _, service_fn};
 
@@ -125,6 +126,25 @@ async fn the_service_that_was_polled_ready_gets_the_request() {
     }
 }
 
+/// The body may come later, and the service may keep the hold.
+#[tokio::test]
+async fn a_cost_that_the_head_does_not_tell_is_charged_when_the_head_is_there() {
+    let service = service_fn(async |mut request: http::Request<()>| {
+        std::mem::forget(request.extensions_mut().remove::<RequestHold>().unwrap());
+        Ok::<_, Infallible>(http::Response::new(Body::from("hello")))
+    });
+    let (clock, log) = (ManualClock::new(), per_minute(10).with_algorithm(Algorithm::SlidingLog));
+    let limiter = in_memory(&clock).await;
+    let limit = Limit::new(log).key(by_user()).settle(4, SettleBy::header(http::HeaderName::from_static("x-used")));
+    let limited = RateLimitLayer::new([limit]).limiter(limiter.clone()).layer(service);
+    let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+    let response = limited.oneshot(request).await.unwrap();
+    assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 6);
+    clock.advance(MINUTE);
+    assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 10);
+    drop(response);
+}
+
 /// The service has room for one request. One that is held up, by a limit or a look-up, does not take it.
 #[tokio::test]
 async fn a_request_that_waits_leaves_the_capacity_of_the_service_to_others() {
@@ -161,11 +181,17 @@ async fn a_request_that_waits_leaves_the_capacity_of_the_service_to_others() {
     for (layer, what) in [
         (RateLimitLayer::new([Limit::new(per_minute(1)).key(by_user())]).wait(MINUTE), "quota"),
         (RateLimitLayer::new([Limit::new(paced).key(by_user())]), "a slot"),
+        (RateLimitLayer::new([Limit::new(per_minute(1)).key(by_user())]), "a slot by a file"),
         (RateLimitLayer::new([counts]), "a count"),
         (RateLimitLayer::new([Limit::new(per_minute(9)).key(keys)]), "a key"),
     ] {
         let clock = ManualClock::new();
-        let limited = layer.limiter(in_memory(&clock).await).layer(service.clone());
+        let mut builder = Limiter::builder("memory://").clock(clock.clone());
+        if what == "a slot by a file" {
+            builder = builder.rules(Rules::parse("[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5").unwrap());
+        }
+        let limiter = builder.build().await.unwrap();
+        let limited = layer.limiter(limiter).layer(service.clone());
         let ask = |user: &str, is_held_up: bool| {
             let request = http::Request::builder().header("x-user", user);
             let request = if is_held_up { request.header("x-held-up", "") } else { request };

@@ -549,10 +549,11 @@ fn main() -> ExitCode {
     println!("\n{} mutants do not compile. Built alone:", total - alone.len());
     let second = try_all(&alone, std::num::NonZeroUsize::MIN, KNOWN, name, |_, mutant| {
         let _restored = built_in(mutant);
-        // Those that run other mutants of the file. The unit tests first: the other programs take longer to build.
+        // Those that run other mutants of the file, or all. The unit tests first: the other programs take longer to
+        // build.
         let of_file: BTreeSet<_> =
             together.iter().filter(|other| other.file == mutant.file).map(|other| other.number).collect();
-        let near = |test: &&Test| !test.reached.is_disjoint(&of_file);
+        let near = |test: &&Test| of_file.is_empty() || !test.reached.is_disjoint(&of_file);
         let killer_of = |options: &[&str], is_unit: bool| match Programs::build(tree, options) {
             Some(programs) => {
                 programs.killer(tests.iter().filter(near).filter(|test| (test.program == 0) == is_unit), "")

@@ -10,6 +10,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const FIXED: Rule = Rule::new("fixed", 100, MINUTE);
 const LEAKY: Rule = FIXED.with_algorithm(Algorithm::LeakyBucket { queue: 5 });
 static LOG: Rule = FIXED.with_algorithm(Algorithm::SlidingLog);
+const SHORT: Rule = Rule::new("short", 5, Duration::from_millis(999)).with_algorithm(Algorithm::Concurrent);
 const PLACES: Rule = FIXED.with_algorithm(Algorithm::Concurrent);
 
 #[limit_request_per_time(rule = Rule::new("", 100, MINUTE))]
@@ -44,6 +45,11 @@ async fn places_per_time() -> R {
 
 #[limit_concurrent_requests(rule = FIXED)]
 async fn calls_at_once() -> R {
+    Ok(())
+}
+
+#[limit_concurrent_requests(rule = SHORT)]
+async fn short_lease() -> R {
     Ok(())
 }
 
@@ -94,6 +100,7 @@ fn main() {
         unequal_buckets().await?;
         places_per_time().await?;
         calls_at_once().await?;
+        short_lease().await?;
         settled_slots().await?;
         settled_prefetched_permits().await?;
         elapsed_without_a_log().await?;

@@ -32,6 +32,8 @@ pub(super) const ANNOUNCE: &str =
 pub(super) struct ClusterSeeds {
     pub(super) clients: Vec<Client>,
     pub(super) options: NodeOptions,
+    /// See `CredentialState`.
+    pub(super) were_accepted: Arc<AtomicBool>,
 }
 
 /// The slot table, if it is known.
@@ -67,7 +69,8 @@ impl ClusterSeeds {
     /// Node at an address.
     pub(super) fn node(&self, address: ServerAddress) -> Result<Arc<ClusterNode>, StoreError> {
         let template = self.clients.first().ok_or_else(topology_unknown)?;
-        let server = Node::new(ServerSource::Fixed(address.client(template)?), self.options);
+        let server =
+            Node::new(ServerSource::Fixed(address.client(template)?), self.options, Arc::clone(&self.were_accepted));
         Ok(Arc::new(ClusterNode { address, server, is_importing: AtomicBool::new(false) }))
     }
 }

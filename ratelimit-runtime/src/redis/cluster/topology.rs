@@ -64,7 +64,7 @@ struct RefreshState {
 impl ClusterTopology {
     pub(super) fn new(clients: Vec<Client>, options: NodeOptions) -> Self {
         Self {
-            seeds: ClusterSeeds { clients, options },
+            seeds: ClusterSeeds { clients, options, were_accepted: Arc::default() },
             state: RwLock::new(SlotTableState::Unknown),
             candidates: Mutex::default(),
             refresh: Mutex::new(RefreshState { task: 0, alive: None, last: None, pause: PAUSE }),

@@ -117,7 +117,9 @@ impl Said {
         let is_leaky = matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
         let is_another = rule.algorithm() != code.algorithm();
         let is_in_the_way = match of {
-            _ if code.algorithm() == Algorithm::Concurrent => is_another,
+            _ if code.algorithm() == Algorithm::Concurrent => {
+                is_another || self.period.is_some() && !(Duration::from_secs(1)..=DAY).contains(&rule.period())
+            }
             Use::Settled => is_another,
             Use::OneOfTwo => is_leaky,
             Use::Alone => false,
@@ -127,8 +129,17 @@ impl Said {
 
     /// True if a rule could have these settings, as far as they are given.
     pub(super) fn could_be(&self) -> bool {
-        let is_whole = self.count.is_some() && self.period.is_some();
-        !is_whole || is_right(&self.applied_to(&Rule::new("any", 1, MINUTE)))
+        // The rule of the code for which the most is right.
+        let shortest_ms = match self.algorithm {
+            Some(Named::Exactly(Algorithm::SlidingWindow { buckets, .. })) => buckets,
+            _ => 1,
+        };
+        let code = Rule::new("any", 1, Duration::from_millis(shortest_ms));
+        let code = match (self.count, self.period) {
+            (Some(_), Some(_)) => code,
+            _ => code.with_algorithm(Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy }),
+        };
+        is_right(&self.applied_to(&code))
     }
 
     pub(super) fn write(&self, text: &mut String) {

@@ -206,6 +206,19 @@ async fn a_refused_call_of_several_slots_takes_no_room_from_others() {
     refused.abort();
 }
 
+/// A log keeps its charges during a ban.
+#[tokio::test]
+async fn a_refusal_that_bans_in_one_of_several_slots_tells_the_wait_for_its_cost() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let (limiter, keys) = (limiter_on(&cluster).await, keys_apart(&cluster, 2));
+    let rule = Rule::new("log", 5, Duration::from_secs(60)).by(LOG).with_ban(Duration::from_secs(1));
+    limiter.acquire_n(&rule, keys[0], 5).await.unwrap();
+    let refused =
+        limiter.acquire_all(&[(&rule, Key::new(keys[0]), 1), (&rule, Key::new(keys[1]), 1)]).await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Banned);
+    assert!(refused.retry_after() > Some(Duration::from_secs(30)), "{refused:?}");
+}
+
 #[tokio::test]
 async fn a_refusal_in_one_of_several_slots_bans_its_counter_alone() {
     let cluster = RedisCluster::builder().replicas(0).start();
