@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    Algorithm, OnStoreError, Refill, Rule,
+    Algorithm, OnStoreError, Rule,
     algorithm::{HoldSupport, capabilities},
     duration::ReadableDuration,
     rule::{call_kind::CallKind, limits::is_lease},
@@ -74,10 +74,11 @@ impl RuleOverride {
             Some(AlgorithmSpec::Complete(Algorithm::SlidingWindow { buckets, .. })) => buckets,
             _ => 1,
         };
-        let period = self.period.unwrap_or(Duration::from_millis(shortest_ms));
-        let loosest = Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy };
-        let rule = Rule::new("checked", self.count.unwrap_or(1), period).with_algorithm(loosest);
-        self.apply(&rule).fault().map(|fault| format!("{fault} (whatever the code says)"))
+        let rule = Rule::new("checked", 1, self.period.unwrap_or(Duration::from_millis(shortest_ms)));
+        // The largest count depends on the algorithm.
+        let count = self.count.filter(|_| self.algorithm.is_some());
+        let fault = Self { count, ..self.clone() }.apply(&rule).fault();
+        fault.map(|fault| format!("{fault} (whatever the code says)"))
     }
 
     /// The reason why these settings do not fit a rule of the code, and what to change.

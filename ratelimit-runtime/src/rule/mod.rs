@@ -265,7 +265,8 @@ impl Rule {
     ///   exactly as long as given.
     /// - Of several rules of a call, those that refuse ban their own counters. The others charge
     ///   nothing and ban nothing. If the counters are in several slots of a cluster, calls that are refused at
-    ///   the same time may each start the ban: it lasts from the latest of them.
+    ///   the same time may each start the ban: it lasts from the latest of them. A call that a later slot refuses
+    ///   has charged the earlier ones for a moment: a call that they refuse meanwhile is banned.
     /// - No ban comes from [`Limiter::peek`](crate::Limiter::peek), from a cost that [never
     ///   fits](crate::Cause::NeverFits), or from a refusal because of amounts that running calls hold.
     /// - [`Limiter::unban`](crate::Limiter::unban) ends a ban. A process caches a ban for a second at

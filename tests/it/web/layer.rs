@@ -129,16 +129,16 @@ async fn the_service_that_was_polled_ready_gets_the_request() {
 /// The body may come later, and the service may keep the hold.
 #[tokio::test]
 async fn a_cost_that_the_head_does_not_tell_is_charged_when_the_head_is_there() {
-    let service = service_fn(async |mut request: http::Request<()>| {
+    let inner = service_fn(async |mut request: http::Request<()>| {
         std::mem::forget(request.extensions_mut().remove::<RequestHold>().unwrap());
         Ok::<_, Infallible>(http::Response::new(Body::from("hello")))
     });
     let (clock, log) = (ManualClock::new(), per_minute(10).with_algorithm(Algorithm::SlidingLog));
     let limiter = in_memory(&clock).await;
     let limit = Limit::new(log).key(by_user()).settle(4, SettleBy::header(http::HeaderName::from_static("x-used")));
-    let limited = RateLimitLayer::new([limit]).limiter(limiter.clone()).layer(service);
+    let service = RateLimitLayer::new([limit]).limiter(limiter.clone()).layer(inner);
     let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
-    let response = limited.oneshot(request).await.unwrap();
+    let response = service.oneshot(request).await.unwrap();
     assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 6);
     clock.advance(MINUTE);
     assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 10);
@@ -190,8 +190,7 @@ async fn a_request_that_waits_leaves_the_capacity_of_the_service_to_others() {
         if what == "a slot by a file" {
             builder = builder.rules(Rules::parse("[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5").unwrap());
         }
-        let limiter = builder.build().await.unwrap();
-        let limited = layer.limiter(limiter).layer(service.clone());
+        let limited = layer.limiter(builder.build().await.unwrap()).layer(service.clone());
         let ask = |user: &str, is_held_up: bool| {
             let request = http::Request::builder().header("x-user", user);
             let request = if is_held_up { request.header("x-held-up", "") } else { request };

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use super::BucketLevel;
+use super::level::{BucketLevel, LARGEST_PACE};
 
 const DEFICIT_BITS: u32 = 53;
 /// Bits of a time in milliseconds.
@@ -13,10 +13,9 @@ const BANNED: u64 = 1 << TIME_BITS;
 /// Bits in the word of the time, and in that of the deficit, for the pace and [`MIXED`].
 const LOW_BITS: u32 = 64 - TIME_BITS - 1;
 const HIGH_BITS: u32 = 64 - DEFICIT_BITS;
-/// The largest pace that is stored. It stands for all above.
-pub(super) const LARGEST_PACE: u64 = MIXED - 1;
 /// Above the bits of a pace.
-const MIXED: u64 = 1 << (LOW_BITS + HIGH_BITS - 1);
+const MIXED: u64 = LARGEST_PACE + 1;
+const _: () = assert!(MIXED == 1 << (LOW_BITS + HIGH_BITS - 1));
 
 /// A level that was written before the year 2248.
 #[derive(Clone, Copy, Debug)]
