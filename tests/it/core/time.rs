@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ratelimit_runtime::{Algorithm, Rule};
 
+use crate::support::holds::{decide_all, held_charge};
 use crate::support::{
     ADDED_UP, ALGORITHMS, ALIGNED, BUCKET, By, FIXED, INTERVAL, LOG, SLIDING, Timed, admitted, exceeded, fresh_key,
     is_admitted, lifetime,
@@ -235,6 +236,22 @@ async fn a_server_clock_set_back_neither_credits_nor_bans_callers() {
             }
             exceeded(timed.limiter.acquire(&rule, key).await);
         }
+    }
+}
+
+/// Both count as made at the time after it.
+#[tokio::test]
+async fn a_log_keeps_its_entries_and_its_hold_when_the_clock_is_set_back() {
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    let (clock, rule) = (timed.server().unwrap().clock(), Rule::new("held", 10, 60 * SECOND).by(LOG));
+    timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+    decide_all(&timed, [held_charge(rule, key, 1, 30 * SECOND)].into_iter()).await;
+    clock.set_micros(clock.now_micros() - 100_000_000);
+    assert_eq!(timed.limiter.acquire_n(&rule, key, 2).await.unwrap().remaining(), 4);
+    // The hold ends after 30 s, and then counts for one period more.
+    for (later, remaining) in [(59, 4), (2, 9), (28, 9), (2, 10)] {
+        timed.advance(later * SECOND);
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), remaining, "{later} s later");
     }
 }
 

@@ -54,6 +54,22 @@ async fn equal_calls_in_a_batch_are_granted_as_they_fit_with_numbers_of_their_ow
     }
 }
 
+/// The script reads all counters of a batch before it decides. The look reads its counter again.
+#[tokio::test]
+async fn a_look_behind_a_charge_of_one_batch_counts_it() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for algorithm in ALGORITHMS {
+        let (rule, key, other) = (rule("behind", 100, algorithm), Key::new("a"), Key::new("b"));
+        for key in [&key, &other] {
+            limiter.acquire(&rule, key).await.unwrap();
+        }
+        let (_, charged, seen) =
+            tokio::join!(limiter.peek(&rule, &other), limiter.acquire_n(&rule, &key, 5), limiter.peek(&rule, &key));
+        assert_eq!((charged.unwrap().remaining(), seen.unwrap().remaining()), (94, 94), "{algorithm:?}");
+    }
+}
+
 #[tokio::test]
 async fn permits_and_refusals_of_a_batch_have_the_limit_of_the_rules_file() {
     let server = RedisServer::start();

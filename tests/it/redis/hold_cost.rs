@@ -92,4 +92,6 @@ async fn a_log_with_a_hold_forgets_expired_entries() {
         timed.limiter.acquire(&log, key).await.unwrap();
     }
     assert!(stored() <= 1_200, "{} are stored", stored());
+    // The entries of the last second count, and the hold.
+    assert_eq!(timed.limiter.peek(&log, key).await.unwrap().remaining(), 100_000 - 101);
 }

@@ -22,9 +22,6 @@ if spare == 0 and full - charged < left then
   return 0 -- the server's clock was set back since: nobody knows how much was refilled
 end
 deficit = deficit - (intervals(away) - intervals(left)) * refill
-if spare > 0 then
-  deficit = math.max(deficit, (left - 1) * refill + 1)
-end
 deficit = math.max(deficit, 0)
 local units, now, kept = cost * unit, full - left, 0 -- kept: the part that can't have refilled since
 local froms, lows, n, first = {}, {}, (#value - 28) / 16, 1
