@@ -28,7 +28,6 @@ async fn follow_the_policy(
     for policy in POLICIES {
         let before = log.with("no longer accepts").len();
         let limiter = limiter(url, policy).await;
-        tracing::callsite::rebuild_interest_cache();
         limiter.acquire(&RULE, "pear").await.unwrap();
         rotate(server);
         drop_connections(server);

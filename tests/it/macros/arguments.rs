@@ -69,13 +69,10 @@ async fn on_limit_return_gives_the_value_for_every_refusal() {
 async fn a_misconfiguration_behind_on_limit_return_is_logged() {
     #[limit_request_per_time("never logged before", 1, Hours, 5, cost = cost, on_limit = Return(()))]
     async fn call(cost: i64) {}
-    let log = Log::default();
+    let (log, _guard) = Log::install();
     // The process logs one misconfiguration a second, perhaps that of another test.
     let lines = async || {
         for _ in 0..300 {
-            // Another test may be at the same event for the first time, without a subscriber.
-            // `tracing` would take it for one that nobody wants, until the next subscriber comes.
-            let _logging = tracing::subscriber::set_default(log.clone());
             call(-1).await;
             let lines = log.with("never logged before");
             if let Some((level, _)) = lines.iter().find(|(_, line)| line.contains("misconfigured")) {

@@ -1,11 +1,16 @@
 //! A subscriber that keeps the log lines of a test.
 
 use std::fmt::{Debug, Write as _};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
+
+/// A second subscriber, which no thread uses. While a process has only one, `tracing` asks the thread
+/// that is the first to pass a call site, and disables the call site for all threads if that thread
+/// has no subscriber.
+static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default()));
 
 /// The log lines of this thread, as long as the subscriber is installed.
 #[derive(Clone, Default)]
@@ -14,10 +19,9 @@ pub(crate) struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 impl Log {
     /// The log of this thread, until the guard is dropped.
     pub(crate) fn install() -> (Self, DefaultGuard) {
+        LazyLock::force(&SECOND);
         let log = Self::default();
         let guard = tracing::subscriber::set_default(log.clone());
-        // Another test may have come past a call site when no subscriber was interested.
-        tracing::callsite::rebuild_interest_cache();
         (log, guard)
     }
 
