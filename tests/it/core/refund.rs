@@ -103,6 +103,25 @@ async fn a_bucket_whose_count_was_raised_refunds_the_part_not_refilled_yet() {
     }
 }
 
+/// Nor if a later charge was refunded, and the bucket would be full by the higher count.
+#[tokio::test]
+async fn a_bucket_remembers_a_raised_count_behind_a_refund() {
+    for timed in Timed::both().await {
+        let (of_count, key) = (|count| Rule::new("raised", count, SECOND), fresh_key());
+        let bucket = Algorithm::TokenBucket { burst: 50, refill: Refill::Greedy };
+        let (slow, fast) = (of_count(1).with_algorithm(bucket), of_count(100).with_algorithm(bucket));
+        let permit = timed.limiter.acquire_n(&slow, key, 50).await.unwrap();
+        timed.advance(400 * MS);
+        let refunded = timed.limiter.acquire_n(&fast, key, 10).await.unwrap();
+        assert_eq!(refunded.refund().await.unwrap(), 10, "{}", timed.name());
+        timed.advance(10 * MS);
+        timed.limiter.acquire_n(&fast, key, 10).await.unwrap();
+        timed.advance(SECOND);
+        timed.limiter.acquire_n(&slow, key, 50).await.unwrap();
+        assert_eq!(permit.refund().await.unwrap(), 0, "{}", timed.name());
+    }
+}
+
 /// A bucket stores refills up to 2^30 - 2 as they are, and one number for all above.
 #[tokio::test]
 async fn a_bucket_whose_count_was_huge_for_a_while_refunds_nothing_later() {

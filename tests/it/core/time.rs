@@ -255,6 +255,22 @@ async fn a_log_keeps_its_entries_and_its_hold_when_the_clock_is_set_back() {
     }
 }
 
+/// Redis rounds the end of a hold up to a millisecond, so a hold never counts for less than a period.
+#[tokio::test]
+async fn a_hold_of_a_log_counts_for_a_period_after_its_end() {
+    const LEASE: Duration = Duration::from_secs(5);
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("held", 10, SECOND).with_algorithm(LOG), fresh_key());
+        let microsecond = Duration::from_micros(1);
+        timed.advance(microsecond);
+        decide_all(&timed, [held_charge(rule, key, 4, LEASE)].into_iter()).await;
+        timed.advance(LEASE + SECOND - microsecond);
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 6, "{}", timed.name());
+        timed.advance(MS);
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 10, "{}", timed.name());
+    }
+}
+
 #[tokio::test]
 async fn after_a_clock_set_back_no_wait_is_longer_than_a_charge_counts() {
     let timed = Timed::redis().await;

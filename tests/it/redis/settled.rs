@@ -137,3 +137,35 @@ async fn a_bucket_remembers_the_last_of_nine_charges() {
     running.pop().unwrap().settle(0).await.unwrap();
     assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 40_000);
 }
+
+/// What the first settlement gave back can't be given back once more.
+#[tokio::test]
+async fn two_charges_of_one_instant_are_settled_one_after_the_other() {
+    let (server, limiter, rule) = bucket().await;
+    let key = fresh_key();
+    let running = [20_000, 16_000].map(|cost| limiter.reserve(&rule, key, cost));
+    let running = join_all(running).await;
+    server.clock().advance(20 * SECOND);
+    limiter.acquire_n(&rule, key, 14_000).await.unwrap();
+    for reservation in running {
+        reservation.unwrap().settle(0).await.unwrap();
+    }
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 40_000 - 14_000);
+}
+
+/// What the bucket knows of the time before the second charge stays.
+#[tokio::test]
+async fn the_later_of_two_charges_may_be_settled_first() {
+    let (server, limiter, rule) = bucket().await;
+    let key = fresh_key();
+    let first = limiter.reserve(&rule, key, 20_000).await.unwrap();
+    server.clock().advance(10 * SECOND);
+    let second = limiter.reserve(&rule, key, 10_000).await.unwrap();
+    server.clock().advance(2 * SECOND);
+    limiter.acquire_n(&rule, key, 10_000).await.unwrap();
+    server.clock().advance(3 * SECOND);
+    second.settle(0).await.unwrap();
+    first.settle(0).await.unwrap();
+    // Of the charge between, 3 seconds have refilled.
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 40_000 - 10_000 + 3 * 600);
+}
