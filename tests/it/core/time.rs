@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use ratelimit_runtime::conformance::store_of;
 use ratelimit_runtime::{Algorithm, Rule};
 
 use crate::support::holds::{decide_all, held_charge};
@@ -244,7 +245,11 @@ async fn a_server_clock_set_back_neither_credits_nor_bans_callers() {
 async fn a_log_keeps_its_entries_and_its_hold_when_the_clock_is_set_back() {
     let (timed, key) = (Timed::redis().await, fresh_key());
     let (clock, rule) = (timed.server().unwrap().clock(), Rule::new("held", 10, 60 * SECOND).by(LOG));
-    timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+    // The first charge expires, and 3 remain.
+    for (cost, later) in [(2, 30), (1, 31), (2, 0)] {
+        timed.limiter.acquire_n(&rule, key, cost).await.unwrap();
+        timed.advance(later * SECOND);
+    }
     decide_all(&timed, [held_charge(rule, key, 1, 30 * SECOND)].into_iter()).await;
     clock.set_micros(clock.now_micros() - 100_000_000);
     assert_eq!(timed.limiter.acquire_n(&rule, key, 2).await.unwrap().remaining(), 4);
@@ -268,6 +273,21 @@ async fn a_hold_of_a_log_counts_for_a_period_after_its_end() {
         assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 6, "{}", timed.name());
         timed.advance(MS);
         assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 10, "{}", timed.name());
+    }
+}
+
+/// Its lease is longer than the period of the rule.
+#[tokio::test]
+async fn a_renewed_hold_of_one_counts_until_its_lease_ends() {
+    const LEASE: Duration = Duration::from_secs(30);
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("renewed", 10, SECOND).with_algorithm(LOG), fresh_key());
+        let held = decide_all(&timed, [held_charge(rule, key, 1, LEASE)].into_iter()).await;
+        timed.advance(LEASE - SECOND);
+        let renewed = store_of(&timed.limiter).renew(held[0].charges.iter().cloned().collect());
+        assert_eq!(renewed.answer().await.unwrap(), [true], "{}", timed.name());
+        timed.advance(LEASE - SECOND);
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 9, "{}", timed.name());
     }
 }
 
