@@ -43,6 +43,21 @@ async fn a_charge_is_refunded_in_full_within_its_window() {
     }
 }
 
+/// Up to 200 seconds it counts in microseconds, above in milliseconds.
+#[tokio::test]
+async fn a_log_refunds_whatever_its_period_is() {
+    for timed in Timed::both().await {
+        for period in [200_000 * MS, 200_001 * MS] {
+            let (rule, key) = (Rule::new("back", 10, period).by(LOG), fresh_key());
+            let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            timed.advance(SECOND);
+            timed.limiter.acquire_n(&rule, key, 4).await.unwrap();
+            assert_eq!(permit.refund().await.unwrap(), 3, "{}", timed.of(&rule));
+            assert_eq!(remaining(&timed, &rule, key).await, 6, "{}", timed.of(&rule));
+        }
+    }
+}
+
 fn since_full_hour(timed: &Timed) -> Duration {
     Duration::from_millis(u64::try_from(timed.now().as_millis()).unwrap() % 3_600_000)
 }

@@ -276,6 +276,23 @@ async fn a_hold_of_a_log_counts_for_a_period_after_its_end() {
     }
 }
 
+/// With holds, a log keeps the time when all charges have expired.
+#[tokio::test]
+async fn a_charge_of_a_log_counts_to_the_microsecond_beside_a_hold() {
+    let microseconds = Duration::from_micros;
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("beside", 10, SECOND).with_algorithm(LOG), fresh_key());
+        timed.advance(microseconds(998));
+        timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+        timed.advance(microseconds(1));
+        decide_all(&timed, [held_charge(rule, key, 1, 10 * SECOND)].into_iter()).await;
+        timed.advance(SECOND - microseconds(2));
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 6, "{}", timed.name());
+        timed.advance(MS);
+        assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 9, "{}", timed.name());
+    }
+}
+
 /// Its lease is longer than the period of the rule.
 #[tokio::test]
 async fn a_renewed_hold_of_one_counts_until_its_lease_ends() {

@@ -54,6 +54,20 @@ async fn equal_calls_in_a_batch_are_granted_as_they_fit_with_numbers_of_their_ow
     }
 }
 
+/// The window stores the cost of all of them times 450,001, which takes more than 32 bits here.
+#[tokio::test]
+async fn equal_calls_of_a_large_cost_are_decided_together() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let rule = rule("large", 10_000, FIXED);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let before = script_calls(&server);
+    let calls = join_all((0..6).map(|_| limiter.acquire_n(&rule, 1, 2_000))).await;
+    assert!(script_calls(&server) - before <= 2, "{}", script_calls(&server) - before);
+    let granted: BTreeSet<_> = calls.iter().flatten().map(Permit::remaining).collect();
+    assert_eq!(granted, [1_999, 3_999, 5_999, 7_999].into());
+}
+
 /// The script reads all counters of a batch before it decides. The look reads its counter again.
 #[tokio::test]
 async fn a_look_behind_a_charge_of_one_batch_counts_it() {

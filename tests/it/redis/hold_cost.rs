@@ -1,7 +1,7 @@
 //! The number of commands that a call with holds runs on a server.
 
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::conformance::counter_of;
+use ratelimit_runtime::conformance::{counter_of, store_of};
 use ratelimit_runtime::store::Request;
 use ratelimit_runtime::{Algorithm, Rule};
 
@@ -95,4 +95,34 @@ async fn a_log_with_a_hold_forgets_expired_entries() {
         assert_eq!(timed.limiter.peek(&log, key).await.unwrap().remaining(), 100_000 - counted, "{made}");
     }
     assert!(stored() <= 1_200, "{} are stored", stored());
+}
+
+/// The list of holds, which may be long, is neither read nor written.
+#[tokio::test]
+async fn a_charge_beside_a_hold_takes_few_commands() {
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    let log = Rule::new("log", 100_000, SECOND).with_algorithm(LOG);
+    decide_all(&timed, [held_charge(log, key, 1, 1_000 * LEASE)].into_iter()).await;
+    let plain = || {
+        let mut charge = held_charge(log, key, 1, LEASE);
+        charge.charges[0].hold = None;
+        charge
+    };
+    decide_all(&timed, [plain()].into_iter()).await;
+    timed.advance(MS);
+    let most = most_commands(&timed, vec![plain()]).await;
+    assert!(most <= 9, "{most} commands");
+}
+
+/// A log without holds is a list of charges.
+#[tokio::test]
+async fn a_log_keeps_nothing_of_a_settled_hold() {
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    let log = Rule::new("log", 10, SECOND).with_algorithm(LOG);
+    let held = decide_all(&timed, [held_charge(log, key, 1, LEASE)].into_iter()).await;
+    store_of(&timed.limiter).settle(held[0].charges[0].clone(), 2).answer().await.unwrap();
+    let name = counter_of(&log, key).to_string();
+    let server = timed.server().unwrap();
+    let stored: u64 = redis::from_redis_value(server.command(&[b"LLEN", name.as_bytes()])).unwrap();
+    assert_eq!(stored, 2, "numbers of a charge of 2");
 }

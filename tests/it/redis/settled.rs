@@ -126,16 +126,19 @@ async fn a_bucket_remembers_eight_charges_at_most() {
 #[tokio::test]
 async fn a_bucket_remembers_the_last_of_nine_charges() {
     let (server, limiter, rule) = bucket().await;
-    let key = fresh_key();
-    let mut running = Vec::new();
-    for cost in [1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 20_000] {
-        server.clock().advance(MS);
-        running.push(limiter.reserve(&rule, key, cost).await.unwrap());
+    // At no time is the bucket full, so the last charge is refunded as far as it is missing. At the time of
+    // it, 4 of the others have refilled.
+    for (last, refilling, remaining) in [(20_000, 20 * SECOND, 40_000), (12_000, 10 * SECOND, 38_004)] {
+        let key = fresh_key();
+        let mut running = Vec::new();
+        for cost in [1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, last] {
+            server.clock().advance(MS);
+            running.push(limiter.reserve(&rule, key, cost).await.unwrap());
+        }
+        server.clock().advance(refilling);
+        running.pop().unwrap().settle(0).await.unwrap();
+        assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), remaining, "{last}");
     }
-    server.clock().advance(20 * SECOND);
-    // 12,000 have refilled since, and at no time was the bucket full.
-    running.pop().unwrap().settle(0).await.unwrap();
-    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 40_000);
 }
 
 /// What the first settlement gave back can't be given back once more.

@@ -34,7 +34,7 @@ if value then
   end
 end
 left = left or value and call('PTTL', key) or -2
-if (left == -1 or left > length or left <= 0 and charge) and value ~= 1e999 then
+if (left == -1 or left > length or left <= 0 and charge) and value ~= math.huge then
   if not now then
     time = call('TIME')
     now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -53,7 +53,7 @@ if (left == -1 or left > length or left <= 0 and charge) and value ~= 1e999 then
   start = string.format(start < 2 ^ 31 and '%d' or '%.0f', start) -- `%d` is fast, but limited to 2^31 on some servers
   call('SET', key, start, 'PXAT', string.format('%d%07d', (ends - low) / 1e7, low))
   charge = charge and not is_over
-elseif left <= 0 and value ~= 1e999 then
+elseif left <= 0 and value ~= math.huge then
   reply, fits = false, true
   break
 end
@@ -64,7 +64,7 @@ end
 local packed = value * length + left
 if packed < 2 ^ 53 then
   reply = fits and packed or -1 - packed
-elseif value == 1e999 then
+elseif value == math.huge then
   local length = 0 + string.match(call('GET', key), '%d+')
 @banned
 else

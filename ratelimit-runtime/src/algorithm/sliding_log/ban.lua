@@ -6,7 +6,7 @@ if first and #first > 8 then
   local numbers = { struct.unpack('<ddddddddd', first) }
   ban = math.max(ban, numbers[8] - ms)
   numbers[8], numbers[9] = ms + ban, ban
-  call('LSET', key, '0', struct.pack('<ddddddddd', unpack(numbers, 1, 9)))
+  call('LSET', key, '0', struct.pack('<ddddddddd', unpack(numbers)))
 else
   local numbers = struct.pack('<ddddddddd', 0, reset > 0 and ms + reset + 1 or 0, 0, 0, 0, 0, 0, ms + ban, ban)
   call('LPUSH', key, '', '', numbers)

@@ -97,7 +97,7 @@ if id or first and #first > 8 then
   end
   local function measure()
     first_end, last_end, last_lease = 0, 0, 0
-    if #holds > 0 then
+    if holds ~= '' then
       local _
       _, first_end = unpack('<dd', holds)
       _, last_end, last_lease = unpack('<ddd', holds, #holds - 31)
@@ -296,13 +296,13 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
   if short > 0 then
     -- The more holds expire, the fewer entries have to. Binary search for the shortest wait.
     local few, many = 0, last + 1
-    retry = 2 ^ 53
+    retry = math.huge
     repeat
       local ended, wait = math.floor((few + many) / 2), 0
       local after = ended > 0 and select(2, unpack('<dd', holds, ended * 32 - 31)) + beyond - ms or 0
       local rest = ended > 0 and short - sums[ended] or short
       if rest > used then
-        wait = 2 ^ 53
+        wait = math.huge
       elseif rest > 0 then
         -- The first entry whose expiry frees enough. An entry costs 1 at least.
         local low, high = base, base + rest - 1

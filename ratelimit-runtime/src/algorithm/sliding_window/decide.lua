@@ -16,13 +16,13 @@
 --          if nothing counts, or '+' ('-' if the cost does not fit), the ms, the use, and the
 --          string
 value = value or call('GET', key)
-local left, current, sum = 0, nil, 0
+local left, current, sum = 0
 if value then
   current, sum = struct.unpack('<dd', value)
   local stops = (current + 1 + earlier) * size
   left = now and math.max(stops - now, 0) or call('PTTL', key)
   if left < 0 or not (left <= stops - current * size) then -- no expiry, the server's clock was set back, or a ban
-    if current == 1e999 then
+    if current == math.huge then
       local length = sum
 @banned
     end

@@ -314,6 +314,20 @@ async fn a_changed_count_keeps_the_slots_already_given() {
     }
 }
 
+/// One millisecond before it.
+#[tokio::test]
+async fn a_raised_count_does_not_move_the_next_slot() {
+    for timed in Timed::both().await {
+        let mut line = Queue::new(&timed, leaky(10, 9));
+        line.join(1).await;
+        line.pass(99).await;
+        line.rule = leaky(1000, 99);
+        line.join(1).await;
+        line.pass(10).await;
+        assert_eq!(line.ran(), [(0, 0), (1, 100)], "{}", timed.name());
+    }
+}
+
 #[tokio::test]
 async fn a_changed_queue_acts_on_the_next_call() {
     for timed in Timed::both().await {
