@@ -503,8 +503,10 @@ impl Limiter {
     }
 
     /// Ends a ban of the rule's counter for this key. The counter starts fresh, but for its holds.
-    /// Nothing changes if it is not banned.
+    /// A counter that is not banned stays as it is.
     ///
+    /// - Permits that this process has prefetched are dropped. If there was no ban, they stay charged until
+    ///   their window ends.
     /// - Other processes may refuse calls for a second more, as they cache bans for so long, or until
     ///   the end of a denial that they have cached before the ban.
     /// - A permit from before the ban that is refunded now may credit later charges, as after
@@ -540,9 +542,9 @@ impl Limiter {
         let Some(store) = engine.store() else {
             return Ok(());
         };
-        let id = charge.counter.id();
+        let changed = engine.queues().changed_on_drop([charge.counter.id()].into());
         let done = engine.within_deadline(act(store, charge)).await;
-        engine.queues().changed_id(id);
+        drop(changed);
         done.and_then(|done| done).map_err(|error| refusal(rule, error))
     }
 

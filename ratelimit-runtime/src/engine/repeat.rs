@@ -177,8 +177,9 @@ struct Refund {
 
 impl Refund {
     async fn complete(self, engine: &EngineRef) -> Result<u64, StoreError> {
+        let changed = engine.queues().changed_on_drop(self.counters);
         let refunded = engine.within_deadline(self.reply).await.and_then(|refunded| refunded);
-        self.counters.into_iter().for_each(|counter| engine.queues().changed_id(counter));
+        drop(changed);
         if let (Err(error), Some(charges)) = (&refunded, self.repeatable) {
             engine.repeat_after(error, Work::Refund(charges));
         }

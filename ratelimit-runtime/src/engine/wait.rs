@@ -181,6 +181,9 @@ impl AcquireRequest {
             Ok(charges) => charges,
             Err(refused) => return refused,
         };
+        let enforced =
+            charges.iter().find(|charge| !charge.rule.is_shadow()).map(|charge| (charge.rule, charge.least()));
+        let (rule, cost) = enforced.unwrap_or((self.rule(), 1));
         match self.ask(charges, false).await {
             Resolution::Exceeded(exceeded) => exceeded.refusal,
             Resolution::Rejected(refused) => refused,
@@ -188,7 +191,7 @@ impl AcquireRequest {
             Resolution::Admitted(permit, _) => {
                 let soon = Some(Duration::from_millis(1));
                 let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
-                RequestPerMinute::exceeded(&self.rule(), 1, &decision)
+                RequestPerMinute::exceeded(&rule, cost, &decision)
             }
         }
     }

@@ -315,11 +315,14 @@ impl Drop for InvalidateDenials {
 struct InvalidateQuota {
     guard: Arc<GuardInner>,
     id: CounterId,
+    is_unchanged: bool,
 }
 
 impl Drop for InvalidateQuota {
     fn drop(&mut self) {
-        self.guard.batches.invalidate(self.id);
+        if !self.is_unchanged {
+            self.guard.batches.invalidate(self.id);
+        }
     }
 }
 
@@ -344,16 +347,18 @@ impl Guard {
     }
 
     /// Invalidates all that is known of a counter when the reply is there, or its future is dropped:
-    /// the counter was reset or banned.
-    pub(super) fn after_change<T: Send + 'static>(&self, id: CounterId, reply: Reply<T>) -> Reply<T> {
-        let invalidate_quota = InvalidateQuota { guard: Arc::clone(&self.0), id };
-        match self.invalidate_after(SmallVec::from_iter([id]), reply) {
-            Reply::Ready(done) => Reply::Ready(done),
-            Reply::Pending(done) => Reply::Pending(Box::pin(async move {
-                let _invalidate_quota = invalidate_quota;
-                done.await
-            })),
-        }
+    /// the counter was reset or banned. Prefetched quota stays if that has certainly had no effect.
+    pub(super) fn after_change(
+        &self,
+        id: CounterId,
+        reply: Reply<Result<(), StoreError>>,
+    ) -> Reply<Result<(), StoreError>> {
+        let mut invalidate_quota = InvalidateQuota { guard: Arc::clone(&self.0), id, is_unchanged: false };
+        self.invalidate_after(SmallVec::from_iter([id]), reply).map(move |done| {
+            invalidate_quota.is_unchanged = done.as_ref().is_err_and(StoreError::has_no_effect);
+            drop(invalidate_quota);
+            done
+        })
     }
 }
 

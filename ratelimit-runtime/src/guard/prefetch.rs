@@ -106,9 +106,8 @@ impl Guard {
 
     /// Peeks at one charge of a rule with prefetch: quota that is left here can be granted too.
     pub(super) fn peek_prefetched(&self, request: Request) -> Reply<Batch> {
-        let (guard, reply) = (Arc::clone(&self.0), self.0.store.decide(request.into()));
-        Reply::Pending(Box::pin(async move {
-            let mut batch = reply.answer().await;
+        let guard = Arc::clone(&self.0);
+        self.0.store.decide(request.into()).map(move |mut batch| {
             for request in batch.iter_mut().filter(|request| request.outcome.is_ok()) {
                 for Charge { decision, counter, rule, cost, .. } in &mut *request.charges {
                     let left = guard.batches.left(counter.id(), guard.clock.now_us());
@@ -120,7 +119,7 @@ impl Guard {
                 }
             }
             batch
-        }))
+        })
     }
 
     /// Spends quota, or joins the callers who wait for a prefetch, and starts one if needed.

@@ -266,10 +266,13 @@ impl QuotaBatches {
     /// Ends a prefetch without an answer. Its callers get an error, because their senders are
     /// dropped.
     pub(super) fn abort_prefetch(&self, id: CounterId) {
-        if let Some(batch) = self.shard(id).batches.get_mut(&id) {
+        let mut shard = self.shard(id);
+        let waiting = shard.batches.get_mut(&id).map(|batch| {
             batch.is_prefetching = false;
-            batch.waiting.clear();
-        }
+            mem::take(&mut batch.waiting)
+        });
+        drop(shard);
+        drop(waiting); // after the lock: this wakes the callers, and a waker may run any code
     }
 
     /// Puts spent permits back, if their window is known to last. `None` if not, or if the quota is

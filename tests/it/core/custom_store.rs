@@ -57,6 +57,8 @@ fn a_prefetching_rule_is_decided_outside_of_a_runtime() {
         assert_eq!(store.calls(), calls);
     }
     limiter.acquire(&rule, 1).now_or_never().expect("the store answers at once").unwrap_err();
+    let left = limiter.peek(&rule, 1).now_or_never().expect("the store answers at once");
+    assert_eq!(left.unwrap().remaining(), 0);
 }
 
 /// Each on its own, in this order, from first to last.

@@ -9,6 +9,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
 use ratelimit_runtime::{
     Algorithm, CounterName, Decision, Limiter, ManualClock, Permit, RequestPerMinute, Rule, limit_request_per_time,
@@ -227,6 +228,22 @@ async fn a_refund_or_a_reset_wakes_the_next_waiting_caller() {
     }
 }
 
+/// The store makes the change, although nobody waits for its answer.
+#[tokio::test]
+async fn a_reset_whose_caller_leaves_wakes_the_next_waiting_caller() {
+    let (limiter, store, _clock) = on_plain_store();
+    let rule = Rule::new("left", 1, HOUR);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let mut callers = Callers::new();
+    callers.add(&limiter, rule, 1, 2 * HOUR).await;
+    store.hold();
+    assert!(limiter.reset(&rule, 1).now_or_never().is_none());
+    settle().await;
+    store.release();
+    settle().await;
+    assert_eq!(callers.served(), 1);
+}
+
 /// A refund while the refusal of the caller is on its way.
 #[tokio::test]
 async fn a_refund_while_a_refusal_is_on_its_way_is_not_missed() {
@@ -397,6 +414,65 @@ async fn retry_after_behind_a_queue_is_computed_from_the_rate_of_a_bucket() {
         assert_eq!(refused.retry_after(), Some(left * MS), "those who were served are no longer ahead");
     }
     assert_eq!(callers.served(), 6);
+}
+
+/// Callers who ask in vain are still ahead of those behind them.
+#[tokio::test]
+async fn retry_after_behind_a_queue_includes_callers_who_were_refused_again() {
+    let clock = ManualClock::new();
+    let (limiter, rule) = (in_memory(&clock).await, Rule::new("told", 1, SECOND));
+    limiter.acquire(&rule, 1).await.unwrap();
+    let mut callers = Callers::new();
+    for _ in 0..2 {
+        callers.add(&limiter, rule, 1, HOUR).await;
+    }
+    let last = tokio::spawn(limiter.acquire_within(&rule, 1, 3_500 * MS));
+    settle().await;
+    for _ in 0..3 {
+        clock.advance(SECOND);
+        limiter.acquire(&rule, 1).await.unwrap(); // before those who wait have asked
+        settle().await;
+    }
+    clock.advance(500 * MS);
+    // The first goes in half a second, the second and the last a second later each.
+    assert_eq!(exceeded(ends(last).await.unwrap()).retry_after(), Some(2_500 * MS));
+}
+
+/// One of those who waited has been admitted, and the next has not asked yet.
+#[tokio::test]
+async fn a_ban_that_is_over_refuses_no_waiting_caller() {
+    let clock = ManualClock::new();
+    let (limiter, rule) = (in_memory(&clock).await, Rule::new("banned", 1, SECOND));
+    limiter.ban(&rule, 1, SECOND).await.unwrap();
+    let [mut first, mut second] = [(); 2].map(|()| Box::pin(limiter.acquire_within(&rule, 1, HOUR)));
+    assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+    clock.advance(SECOND);
+    first.as_mut().now_or_never().expect("the ban is over").unwrap();
+    let last = tokio::spawn(limiter.acquire_within(&rule, 1, 500 * MS));
+    settle().await;
+    assert!(second.as_mut().now_or_never().is_none());
+    clock.advance(500 * MS);
+    exceeded(ends(last).await.unwrap());
+}
+
+#[limit_request_per_time(prefix = "tried", ttl = 1, unit = Hours, count = 9, limiter = limiter, shadow = true, on_limit = Wait)]
+#[limit_request_per_time(prefix = "enforced", ttl = 1, unit = Hours, count = 1)]
+async fn of_tried_and_enforced(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// There is room again, but the limiter is closed first.
+#[tokio::test]
+async fn a_closed_limiter_names_a_rule_that_is_enforced() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    of_tried_and_enforced(&limiter).await.unwrap();
+    let mut waiting = Box::pin(of_tried_and_enforced(&limiter));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    clock.advance(HOUR);
+    limiter.close().await;
+    let refused = waiting.now_or_never().expect("it is refused").unwrap_err();
+    assert_eq!((refused.rule(), refused.limit()), ("enforced", 1));
 }
 
 /// A caller who leaves the middle of a queue is no longer ahead of those behind it.

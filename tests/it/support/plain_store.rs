@@ -126,7 +126,14 @@ impl Store for PlainStore {
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         self.0.windows.lock().unwrap().remove(&counter);
-        Reply::Ready(Ok(()))
+        if !self.0.holds.load(Ordering::Relaxed) {
+            return Reply::Ready(Ok(()));
+        }
+        let store = self.clone();
+        Reply::Pending(Box::pin(async move {
+            store.0.released.acquire().await.unwrap().forget();
+            Ok(())
+        }))
     }
 }
 

@@ -232,6 +232,11 @@ impl WaitQueues {
         });
     }
 
+    /// Does [`WaitQueues::changed_id`] for these counters when dropped.
+    pub(crate) fn changed_on_drop(&self, ids: SmallVec<[CounterId; 1]>) -> ChangedOnDrop<'_> {
+        ChangedOnDrop { queues: self, ids }
+    }
+
     /// Refuses all waiting callers, and all later ones.
     pub(crate) fn close(&self) {
         self.update(|state, _, wakes| {
@@ -258,6 +263,18 @@ impl WaitQueues {
 impl fmt::Debug for WaitQueues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitQueues").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+/// A change of some counters on its way. It may be made even if its caller leaves.
+pub(crate) struct ChangedOnDrop<'a> {
+    queues: &'a WaitQueues,
+    ids: SmallVec<[CounterId; 1]>,
+}
+
+impl Drop for ChangedOnDrop<'_> {
+    fn drop(&mut self) {
+        self.ids.iter().for_each(|id| self.queues.changed_id(*id));
     }
 }
 
@@ -361,7 +378,7 @@ impl QueuePosition<'_> {
                 changes_before.iter().any(|(other, before)| *other == id && *before != changes)
             };
             state.stop_asking(self.ticket);
-            state.enqueue(self.ticket);
+            state.return_to_line(self.ticket);
             state.learn(answer, has_changed, now, self.queues.is_shared, wakes);
             state.advance(ids, now, wakes);
         });

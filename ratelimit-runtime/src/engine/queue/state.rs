@@ -14,6 +14,7 @@ use super::{
     wait_queue::{MOST_RESERVATIONS, RoomLeft, WaitQueue},
 };
 use crate::{
+    Cause,
     counter::{CounterId, IdentityHasher},
     store::StoreError,
     sync::{AtomicU64, AtomicUsize, Notify},
@@ -168,6 +169,17 @@ impl WaitState {
         }
     }
 
+    /// Puts a caller who has asked back into its place in the queues.
+    pub(super) fn return_to_line(&mut self, ticket: u64) {
+        let Some(caller) = self.callers.get(&ticket) else { return };
+        for WaitingFor { id, cost, .. } in &caller.counters {
+            if let Some(queue) = self.queues.get_mut(id) {
+                queue.waiting.insert(ticket, *cost);
+                queue.departed -= caller.cost_in_line(*cost);
+            }
+        }
+    }
+
     pub(super) fn stop_asking(&mut self, ticket: u64) {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         if !std::mem::take(&mut caller.is_asking) {
@@ -263,6 +275,8 @@ impl WaitState {
             }
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 queue.learn(counter, answer.sent_at, now, round_trip, is_shared);
+                // The ban is over, unless the refusal below is one.
+                queue.latest_refusal.take_if(|refusal| refusal.cause() == Cause::Banned);
                 if has_changed(counter.id) {
                     queue.probe_at = Duration::ZERO;
                 }
