@@ -126,3 +126,15 @@ async fn a_log_keeps_nothing_of_a_settled_hold() {
     let stored: u64 = redis::from_redis_value(server.command(&[b"LLEN", name.as_bytes()])).unwrap();
     assert_eq!(stored, 2, "numbers of a charge of 2");
 }
+
+/// Places that have ended and are still stored need not be counted.
+#[tokio::test]
+async fn a_look_at_ended_places_takes_one_command_for_each_size() {
+    const MANY: Rule = Rule::new("many", 100, LEASE).with_algorithm(Algorithm::Concurrent);
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    let places = |cost, lease| held_charge(MANY, key, cost, lease);
+    decide_all(&timed, [places(7, LEASE), places(8, 10 * LEASE)].into_iter()).await;
+    timed.advance(2 * LEASE);
+    let most = most_commands(&timed, vec![look(&places(1, LEASE))]).await;
+    assert!(most <= 9, "{most} commands");
+}
