@@ -9,7 +9,7 @@
 local granted, place, last, n = 0, 0, false, math.max(math.min(times, most), 1)
 while granted < times do
   local charge, charged, @numbers = true, its_charge * n, @known
-  charged = string.format(charged < 2 ^ 31 and '%d' or '%.0f', charged) -- `%d` is fast, but limited to 2^31 on some servers
+  charged = string.format('%.0f', charged) -- not `%d`, which is limited to 2^31 on some servers
   if n > 1 then
     @first = @first_of_many
   end
