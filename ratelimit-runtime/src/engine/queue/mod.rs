@@ -189,7 +189,7 @@ impl WaitQueues {
         let (turn_of_caller, is_away, wake_at) = (Arc::clone(&turn), false, None);
         let caller = WaitingCaller { counters, turn: turn_of_caller, is_asking, is_away, wake_at, outage };
         state.callers.insert(ticket, caller);
-        state.enqueue(ticket);
+        state.enqueue(ticket, false);
         // Before the changes are read: a thread that counts a later change then sees a waiting
         // caller.
         self.waiting.store(state.callers.len(), Ordering::SeqCst);
@@ -378,7 +378,7 @@ impl QueuePosition<'_> {
                 changes_before.iter().any(|(other, before)| *other == id && *before != changes)
             };
             state.stop_asking(self.ticket);
-            state.return_to_line(self.ticket);
+            state.enqueue(self.ticket, true);
             state.learn(answer, has_changed, now, self.queues.is_shared, wakes);
             state.advance(ids, now, wakes);
         });

@@ -158,24 +158,14 @@ impl WaitState {
         Self { shared, queues: HashMap::default(), callers: BTreeMap::new(), round_trip: None, is_closed: false }
     }
 
-    /// Adds a caller who is not asking to its queues.
-    pub(super) fn enqueue(&mut self, ticket: u64) {
+    /// Adds a caller who is not asking to its queues. `is_back`: it has asked, and takes its place again.
+    pub(super) fn enqueue(&mut self, ticket: u64, is_back: bool) {
         let Some(caller) = self.callers.get(&ticket) else { return };
         for WaitingFor { id, cost, .. } in &caller.counters {
             if let Some(queue) = self.queues.get_mut(id) {
                 queue.waiting.insert(ticket, *cost);
-                queue.joined += caller.cost_in_line(*cost);
-            }
-        }
-    }
-
-    /// Puts a caller who has asked back into its place in the queues.
-    pub(super) fn return_to_line(&mut self, ticket: u64) {
-        let Some(caller) = self.callers.get(&ticket) else { return };
-        for WaitingFor { id, cost, .. } in &caller.counters {
-            if let Some(queue) = self.queues.get_mut(id) {
-                queue.waiting.insert(ticket, *cost);
-                queue.departed -= caller.cost_in_line(*cost);
+                let cost = caller.cost_in_line(*cost);
+                if is_back { queue.departed -= cost } else { queue.joined += cost }
             }
         }
     }
