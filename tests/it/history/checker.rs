@@ -514,6 +514,26 @@ fn an_order_may_leave_out_a_call_without_an_answer_or_put_it_later() {
     history(2).has_order(false);
 }
 
+/// A call without an answer and one with an answer may have been decided in either order. Both lead to
+/// the same counts, and the refund shows which of them it was.
+#[test]
+fn an_order_knows_which_call_made_which_charge() {
+    let history = |reset_after_ms| {
+        let mut log = hand(3, 1000, LOG);
+        let first = log.admitted((0, 1), 1, 2, 1000);
+        log.call((2, 3), Action::Acquire { cost: 1, within: None }, Answer::Unknown);
+        let second = log.admitted((4, 20), 1, 1, 1000);
+        log.call((5, 6), Action::Advance { by: 500 * MS }, Answer::Done(0));
+        log.refunded((7, 8), first, 1);
+        log.refunded((21, 22), second, 1);
+        log.call((23, 24), Action::Peek, Answer::Seen { remaining: 2, reset_after_ms });
+        log
+    };
+    history(500).has_order(true);
+    history(1000).has_order(true);
+    history(999).has_order(false);
+}
+
 #[test]
 fn the_shortest_history_without_an_order_is_reported() {
     let mut window = hand(9, 1000, FIXED);

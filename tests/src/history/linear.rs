@@ -6,7 +6,7 @@
 //! counter is checked by itself. A call without an answer may have taken effect at any later time,
 //! or never.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -126,7 +126,8 @@ struct Search<'a> {
 struct State {
     model: Model,
     now: Duration,
-    granted: HashMap<u64, Charge>,
+    /// The charges of calls that are refunded or settled later, by their numbers.
+    granted: BTreeMap<u64, Charge>,
 }
 
 impl<'a> Search<'a> {
@@ -136,7 +137,7 @@ impl<'a> Search<'a> {
     }
 
     fn run(mut self, start: Duration) -> Found {
-        let state = State { model: Model::default(), now: start, granted: HashMap::new() };
+        let state = State { model: Model::default(), now: start, granted: BTreeMap::new() };
         let done = vec![0; self.calls.len().div_ceil(64)];
         // Depth first, without recursion.
         let mut open = vec![(done, state)];
@@ -255,12 +256,18 @@ impl<'a> Search<'a> {
                     self.hear(at, is_admitted, charge.decision);
                     return None;
                 }
-                if is_admitted {
+                if is_admitted && self.ends_later(call.id) {
                     next.granted.insert(call.id, charge);
                 }
             }
         }
         Some(next)
+    }
+
+    /// A later call refunds or settles the charge of this one.
+    fn ends_later(&self, id: u64) -> bool {
+        let ends = |call: &Call| matches!(call.action, Action::Refund { of } | Action::Settle { of, .. } if of == id);
+        self.calls.iter().any(ends)
     }
 
     /// A caller who waits was refused, and may have been behind another one.
@@ -317,7 +324,7 @@ impl State {
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.now.hash(&mut hasher);
-        format!("{:?}", self.model).hash(&mut hasher);
+        format!("{:?} {:?}", self.model, self.granted).hash(&mut hasher);
         hasher.finish()
     }
 }

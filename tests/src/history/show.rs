@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use super::{Action, Answer, Call, Limit};
 
 /// Lines of a history that are printed.
-const LINES: usize = 40;
+const LINES: usize = 120;
 
 /// An answer that no correct limiter gives, and the calls that show it.
 #[derive(Clone, Debug)]
