@@ -525,8 +525,9 @@ fn an_order_knows_which_call_made_which_charge() {
         let second = log.admitted((4, 20), 1, 1, 1000);
         log.call((5, 6), Action::Advance { by: 500 * MS }, Answer::Done(0));
         log.refunded((7, 8), first, 1);
-        log.refunded((21, 22), second, 1);
-        log.call((23, 24), Action::Peek, Answer::Seen { remaining: 2, reset_after_ms });
+        log.call((21, 22), Action::Peek, Answer::Seen { remaining: 1, reset_after_ms: 1000 });
+        log.refunded((23, 24), second, 1);
+        log.call((25, 26), Action::Peek, Answer::Seen { remaining: 2, reset_after_ms });
         log
     };
     history(500).has_order(true);
