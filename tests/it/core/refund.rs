@@ -103,13 +103,17 @@ async fn a_token_bucket_refunds_the_part_not_refilled_yet() {
     }
 }
 
+/// A bucket of 50 tokens by a count of 1 a second, and by 100.
+fn raised() -> [Rule; 2] {
+    let bucket = Algorithm::TokenBucket { burst: 50, refill: Refill::Greedy };
+    [1, 100].map(|count| Rule::new("raised", count, SECOND).with_algorithm(bucket))
+}
+
 /// The count was raised after the charge. What has refilled since, by the higher count, is not refunded.
 #[tokio::test]
 async fn a_bucket_whose_count_was_raised_refunds_the_part_not_refilled_yet() {
     for timed in Timed::both().await {
-        let (of_count, key) = (|count| Rule::new("raised", count, SECOND), fresh_key());
-        let bucket = Algorithm::TokenBucket { burst: 50, refill: Refill::Greedy };
-        let (slow, fast) = (of_count(1).with_algorithm(bucket), of_count(100).with_algorithm(bucket));
+        let ([slow, fast], key) = (raised(), fresh_key());
         let permit = timed.limiter.acquire_n(&slow, key, 50).await.unwrap();
         timed.advance(400 * MS);
         timed.limiter.acquire_n(&fast, key, 40).await.unwrap();
@@ -122,9 +126,7 @@ async fn a_bucket_whose_count_was_raised_refunds_the_part_not_refilled_yet() {
 #[tokio::test]
 async fn a_bucket_remembers_a_raised_count_behind_a_refund() {
     for timed in Timed::both().await {
-        let (of_count, key) = (|count| Rule::new("raised", count, SECOND), fresh_key());
-        let bucket = Algorithm::TokenBucket { burst: 50, refill: Refill::Greedy };
-        let (slow, fast) = (of_count(1).with_algorithm(bucket), of_count(100).with_algorithm(bucket));
+        let ([slow, fast], key) = (raised(), fresh_key());
         let permit = timed.limiter.acquire_n(&slow, key, 50).await.unwrap();
         timed.advance(400 * MS);
         let refunded = timed.limiter.acquire_n(&fast, key, 10).await.unwrap();
