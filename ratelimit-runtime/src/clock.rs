@@ -114,8 +114,14 @@ pub(crate) struct LockedTime<'a> {
     pub(crate) clock: &'a Clock,
     /// The latest time of a decision under this lock.
     pub(crate) latest_us: &'a mut u64,
-    /// The time in milliseconds, if it was read under the lock.
-    pub(crate) known_ms: Option<u64>,
+    pub(crate) read: ClockReadings,
+}
+
+/// What was read from the clock already, under the locks of several shards.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ClockReadings {
+    pub(crate) us: Option<u64>,
+    pub(crate) ms: Option<u64>,
 }
 
 /// Upper bound of the skew between the clocks of two processors. A larger difference is a clock that
@@ -125,7 +131,7 @@ const SKEW_US: u64 = 1000;
 impl LockedTime<'_> {
     #[inline]
     pub(crate) fn us(&mut self) -> DecisionTime {
-        let now_us = self.clock.now_us();
+        let now_us = self.read.us.unwrap_or_else(|| self.clock.now_us());
         let is_skew = now_us < *self.latest_us && *self.latest_us - now_us < SKEW_US;
         if !is_skew {
             *self.latest_us = now_us;
@@ -138,7 +144,7 @@ impl LockedTime<'_> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(crate) fn ms(&mut self) -> DecisionTime {
-        let ms = self.known_ms.unwrap_or_else(|| self.clock.now_ms());
+        let ms = self.read.ms.unwrap_or_else(|| self.clock.now_ms());
         let us = ms * 1000;
         *self.latest_us = (*self.latest_us).max(us);
         DecisionTime { us, ms }

@@ -11,13 +11,14 @@ use std::{
 
 use super::{
     ask::AcquireResult,
-    attempt::{attempt_all, exceeded, try_charge},
+    attempt::{exceeded, try_charge},
     backend_kind::Ticket,
     core::EngineRef,
     general::BoxedAcquire,
-    permit::{BackendCharges, OtherReceipt, Permit, Receipt},
+    permit::{Permit, Receipt},
     refusal::refusal,
-    request::{AcquireOptions, AcquireRequest, AppliedCharge, BorrowedCharges, ChargeRequest, OnLimit, RequestKey},
+    request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
+    several::SeveralCharges,
 };
 use crate::{
     RequestPerMinute, Rule,
@@ -49,55 +50,9 @@ enum AcquireState {
     /// The charge travels in a batch with other callers' charges.
     Batched(EngineRef, RequestKey, Ticket),
     /// Several charges or holds, before the first poll.
-    All(SeveralCharges),
+    All(Box<SeveralCharges>),
     Pending(BoxedAcquire),
     Done,
-}
-
-/// Several charges, or holds, before they are decided.
-struct SeveralCharges {
-    engine: EngineRef,
-    charges: Box<[ChargeRequest]>,
-    on_busy: OnLimit,
-}
-
-impl SeveralCharges {
-    fn new(engine: EngineRef, charges: impl IntoIterator<Item = ChargeRequest>, on_busy: OnLimit) -> Self {
-        Self { engine, charges: charges.into_iter().collect(), on_busy }
-    }
-
-    /// The rule under which an error is reported.
-    fn rule(&self) -> Rule {
-        const NONE: Rule = Rule::new("", 0, Duration::ZERO);
-        self.charges.first().map_or(NONE, |charge| charge.rule)
-    }
-
-    /// Attempts the charges, and makes the permit or the refusal. `None` if that is unsupported.
-    fn attempt(&self) -> Option<AcquireResult> {
-        if let OnLimit::Wait(_) = self.on_busy {
-            return None; // a place that is taken is waited for
-        }
-        let permit = |queries: &[Query<'_>]| {
-            let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
-            let least = queries.iter().min_by_key(room)?;
-            let receipt = |query: &Query<'_>| {
-                let receipt = CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt);
-                self.engine.backend().receipt(receipt)
-            };
-            let receipts = queries.iter().map(receipt).collect();
-            let engine = self.engine.clone();
-            let charges = BackendCharges { engine, most_restrictive: (*least.rule, least.cost), receipts };
-            Some(Permit::new(least.rule.limit(), &least.outcome, OtherReceipt::BackendAll(charges).into()))
-        };
-        let charges: BorrowedCharges<'_> = self.charges.iter().map(ChargeRequest::borrowed).collect();
-        attempt_all(&self.engine, &charges, permit)?.transpose()
-    }
-
-    /// The request of the general way.
-    fn into_request(self, options: AcquireOptions) -> AcquireRequest {
-        let charges = self.charges.into_iter().map(AppliedCharge::from).collect();
-        AcquireRequest::new(self.engine, charges, options, self.on_busy)
-    }
 }
 
 impl Acquire {
@@ -131,7 +86,7 @@ impl Acquire {
     pub fn block(mut self) -> AcquireResult {
         let is_in_memory = match &self.state {
             AcquireState::Attempt(engine, _) => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
-            AcquireState::All(call) => call.engine.guard().is_none(),
+            AcquireState::All(call) => call.engine().guard().is_none(),
             _ => false,
         };
         if is_in_memory && let Poll::Ready(answer) = self.decide(&mut Context::from_waker(Waker::noop()), false) {
@@ -271,11 +226,12 @@ impl Acquire {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
-            AcquireState::All(call) => {
+            AcquireState::All(mut call) => {
                 if !self.options.waits
                     && let Some(answer) = call.attempt()
                 {
-                    return Poll::Ready(answer.inspect_err(observe::refused));
+                    let permit = |(limit, outcome)| Permit::new(limit, &outcome, Receipt::Several(call));
+                    return Poll::Ready(answer.map(permit).inspect_err(observe::refused));
                 }
                 self.go_on(call.into_request(self.options).start(), context)
             }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{
     backend_kind::Ticket,
     core::Engine,
-    request::{BorrowedCharge, BorrowedCharges, CostKind, RequestKey},
+    request::{BorrowedCharge, CostKind, RequestKey},
 };
 use crate::{
     Key, RequestPerMinute, Rule,
@@ -136,7 +136,9 @@ pub(crate) fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    let Err(refusal) = attempt_all(engine, charges, |_| ())? else { return Some(Decided::Admitted) };
+    let Err(refusal) = attempt_all(engine, charges.len(), |at| charges[at], |_| ())? else {
+        return Some(Decided::Admitted);
+    };
     observe::refused(refused.insert(refusal));
     Some(Decided::Refused)
 }
@@ -150,77 +152,81 @@ pub(crate) fn try_acquire_all(
 /// - see [`Backend::try_charge_all`](crate::backend::Backend::try_charge_all).
 #[inline(always)]
 #[allow(clippy::inline_always)] // in two places
-pub(super) fn attempt_all<T>(
+pub(super) fn attempt_all<'a, T>(
     engine: &Engine,
-    charges: &[BorrowedCharge<'_>],
+    number: usize,
+    charge: impl Fn(usize) -> BorrowedCharge<'a>,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     engine.memory()?;
     if engine.settings().rules_may_differ() {
-        return attempt_applied(engine, charges, admit);
+        return attempt_applied(engine, number, charge, admit);
     }
-    attempt_rules(engine, charges, admit)
+    attempt_rules(engine, number, charge, admit)
 }
 
 /// [`attempt_all`], by the rules as they apply now.
 #[inline(never)]
-fn attempt_applied<T>(
+fn attempt_applied<'a, T>(
     engine: &Engine,
-    charges: &[BorrowedCharge<'_>],
+    number: usize,
+    charge: impl Fn(usize) -> BorrowedCharge<'a>,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     let rules = engine.settings().rules_now();
-    let kind = CallKind { is_one_of_several: charges.len() > 1, ..CallKind::default() };
+    let kind = CallKind { is_one_of_several: number > 1, ..CallKind::default() };
     let mut applied = SmallVec::<[_; MAX_AT_ONCE]>::new();
-    for BorrowedCharge { rule, key, cost_kind, .. } in charges {
-        if *cost_kind != CostKind::Fixed {
+    for BorrowedCharge { rule, key, cost_kind, .. } in (0..number).map(&charge) {
+        if cost_kind != CostKind::Fixed {
             return None;
         }
         applied.push(rules.applied(rule, key.counter_key()?, kind)?);
     }
-    let charges = charges.iter().zip(&applied).map(|(charge, rule)| BorrowedCharge { rule, ..*charge });
-    attempt_rules(engine, &charges.collect::<BorrowedCharges<'_>>(), admit)
+    attempt_rules(engine, number, |at| BorrowedCharge { rule: &applied[at], ..charge(at) }, admit)
 }
 
 /// Attempts some charges, by code for each number of them: lists of unknown length take longer than the
 /// arithmetic.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in two places
-fn attempt_rules<T>(
+fn attempt_rules<'a, T>(
     engine: &Engine,
-    charges: &[BorrowedCharge<'_>],
+    number: usize,
+    charge: impl Fn(usize) -> BorrowedCharge<'a>,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     const { assert!(MAX_AT_ONCE == 4) };
-    match charges.len() {
-        1 => attempt_some::<1, T>(engine, charges.first_chunk()?, admit),
-        2 => attempt_some::<2, T>(engine, charges.first_chunk()?, admit),
-        3 => attempt_some::<3, T>(engine, charges.first_chunk()?, admit),
-        4 => attempt_some::<4, T>(engine, charges.first_chunk()?, admit),
+    match number {
+        1 => attempt_some::<1, T>(engine, charge, admit),
+        2 => attempt_some::<2, T>(engine, charge, admit),
+        3 => attempt_some::<3, T>(engine, charge, admit),
+        4 => attempt_some::<4, T>(engine, charge, admit),
         _ => None,
     }
 }
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // in one place for each number
-fn attempt_some<const N: usize, T>(
+fn attempt_some<'a, const N: usize, T>(
     engine: &Engine,
-    charges: &[BorrowedCharge<'_>; N],
+    charge: impl Fn(usize) -> BorrowedCharge<'a>,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     let mut queries = [Query::NONE; N];
-    for (query, BorrowedCharge { rule, key, cost, cost_kind }) in queries.iter_mut().zip(charges) {
-        let key = key.counter_key().filter(|_| *cost_kind == CostKind::Fixed)?;
-        if !can_be_attempted(rule, *cost) || rule.prefetch() > 1 || *cost > rule.limit() {
+    for (at, query) in queries.iter_mut().enumerate() {
+        let BorrowedCharge { rule, key, cost, cost_kind } = charge(at);
+        let key = key.counter_key().filter(|_| cost_kind == CostKind::Fixed)?;
+        if !can_be_attempted(rule, cost) || rule.prefetch() > 1 || cost > rule.limit() {
             return None;
         }
         // A place that is free is not taken here. Beside others, they would be charged in vain.
         if N > 1 && !rule.decides_at_once() {
             return None;
         }
-        *query = Query::new(rule, key, *cost);
+        *query = Query::new(rule, key, cost);
     }
-    if queries.iter().any(|query| engine.settlements().has(query.id)) {
+    let settlements = engine.settlements();
+    if !settlements.is_empty() && queries.iter().any(|query| settlements.has(query.id)) {
         return None;
     }
     match engine.backend().try_charge_all(&mut queries) {
@@ -236,10 +242,10 @@ fn attempt_some<const N: usize, T>(
                 return None; // which one is named depends on what others hold
             };
             let mut refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule.limit()));
-            let is_its_key = |charge: &BorrowedCharge<'_>| {
+            let is_its_key = |charge: BorrowedCharge<'_>| {
                 charge.rule.prefix() != rule.prefix() || charge.key.counter_key() == Some(*key)
             };
-            if engine.settings().names_keys && charges.iter().all(is_its_key) {
+            if engine.settings().names_keys && (0..N).map(charge).all(is_its_key) {
                 add_key(&mut refusal, key);
             }
             Some(Err(refusal))

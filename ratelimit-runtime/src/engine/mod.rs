@@ -20,6 +20,7 @@ mod repeat;
 pub(crate) mod request;
 pub(crate) mod settings;
 mod settlements;
+mod several;
 mod wait;
 
 pub(crate) use self::refusal::refusal;

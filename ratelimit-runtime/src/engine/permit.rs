@@ -6,9 +6,10 @@ use super::{
     backend_kind::BackendReceipt,
     core::{EngineRef, Origin},
     hold::Holding,
+    several::SeveralCharges,
 };
 use crate::{
-    Decision, RequestPerMinute, Rule,
+    Decision, RequestPerMinute,
     backend::CounterReceipt,
     decision::{Outcome, ReadableNumber},
     store::{Charge, Charges},
@@ -50,14 +51,14 @@ pub(super) enum Receipt {
     Nothing,
     /// One charge that the backend has decided by itself.
     Backend(EngineRef, BackendReceipt),
+    /// Several charges that the backend has decided by itself.
+    Several(Box<SeveralCharges>),
     /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
     /// in each limited function.
     Other(Arc<OtherReceipt>),
 }
 
 pub(super) enum OtherReceipt {
-    /// Several charges that the backend has decided by itself.
-    BackendAll(BackendCharges),
     /// Charges that the store has decided.
     Store(StoreReceipt),
     /// The holds, settled when the permit is dropped, and the charges that hold nothing.
@@ -68,15 +69,6 @@ impl From<OtherReceipt> for Receipt {
     fn from(receipt: OtherReceipt) -> Self {
         Self::Other(Arc::new(receipt))
     }
-}
-
-/// Several charges that the backend has decided at once.
-pub(super) struct BackendCharges {
-    pub(super) engine: EngineRef,
-    /// The most restrictive rule, and its cost.
-    #[cfg_attr(not(any(feature = "axum", feature = "tower")), allow(dead_code))]
-    pub(super) most_restrictive: (Rule, u64),
-    pub(super) receipts: Vec<BackendReceipt>,
 }
 
 type StoreReceipt = (EngineRef, Charges, Origin);
@@ -166,16 +158,16 @@ impl Permit {
     /// The rule that the numbers are about, and its cost. If the memory store has charged one rule, it
     /// has no name.
     #[cfg(any(feature = "axum", feature = "tower"))]
-    pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
-        fn of_store<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<(Rule, u64)> {
+    pub(crate) fn most_restrictive(&self) -> Option<(crate::Rule, u64)> {
+        fn of_store<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<(crate::Rule, u64)> {
             let charge = most_restrictive(charges).filter(|charge| !charge.rule.is_shadow())?;
             Some((charge.rule, charge.cost))
         }
         match &self.receipt {
             Receipt::Nothing => None,
             Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
+            Receipt::Several(charges) => charges.most_restrictive,
             Receipt::Other(receipt) => match &**receipt {
-                OtherReceipt::BackendAll(charges) => Some(charges.most_restrictive),
                 OtherReceipt::Store((_, charges, _)) => of_store(&**charges),
                 OtherReceipt::Hold(held, rest) => {
                     of_store(rest.iter().flat_map(|(_, rest, _)| &**rest).chain(held.charges()))
@@ -355,18 +347,11 @@ impl Permit {
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
         let receipt = match self.receipt {
             Receipt::Backend(engine, receipt) => return engine.refund_receipt(receipt).await,
+            Receipt::Several(charges) => return charges.refund().await,
             receipt => receipt.into_other(),
         };
         match receipt {
             None => Ok(0),
-            Some(OtherReceipt::BackendAll(BackendCharges { engine, receipts, .. })) => {
-                let mut refunded = Ok(0);
-                for receipt in receipts {
-                    let amount = engine.refund_receipt(receipt).await;
-                    refunded = refunded.and_then(|others| Ok(others + amount?));
-                }
-                refunded
-            }
             Some(OtherReceipt::Store((engine, charges, origin))) => engine.refund(charges, origin).await,
             Some(OtherReceipt::Hold(mut holding, rest)) => {
                 let (engine, mut charges, origin) = holding.take_refundable();
@@ -386,15 +371,11 @@ impl Permit {
     pub(crate) fn refund_in_background(self) {
         let receipt = match self.receipt {
             Receipt::Backend(engine, receipt) => return engine.refund_receipt_in_background(receipt),
+            Receipt::Several(charges) => return charges.refund_in_background(),
             receipt => receipt.into_other(),
         };
         match receipt {
             None | Some(OtherReceipt::Hold(_, None)) => {}
-            Some(OtherReceipt::BackendAll(BackendCharges { engine, receipts, .. })) => {
-                for receipt in receipts {
-                    engine.refund_receipt_in_background(receipt);
-                }
-            }
             Some(
                 OtherReceipt::Store((engine, charges, origin)) | OtherReceipt::Hold(_, Some((engine, charges, origin))),
             ) => {
@@ -410,26 +391,20 @@ impl Permit {
     /// of the call.
     pub(crate) fn split(self, counter: crate::counter::CounterId) -> (Self, Self) {
         let Self { limit, remaining, reset_after_ms, receipt } = self;
-        let receipt = match receipt {
-            Receipt::Other(receipt) => Arc::try_unwrap(receipt).map_err(Receipt::Other),
-            receipt => Err(receipt),
-        };
         let (its, rest) = match receipt {
-            Ok(OtherReceipt::BackendAll(BackendCharges { engine, most_restrictive, receipts })) => {
-                let (its, rest) = receipts.into_iter().partition(|receipt| receipt.id() == Some(counter));
-                let of = |receipts| {
-                    OtherReceipt::BackendAll(BackendCharges { engine: engine.clone(), most_restrictive, receipts })
-                        .into()
-                };
-                (of(its), of(rest))
+            Receipt::Several(charges) => {
+                let (its, rest) = charges.split(counter);
+                (Receipt::Several(its), Receipt::Several(rest))
             }
-            Ok(OtherReceipt::Store((engine, charges, origin))) => {
-                let (its, rest) = charges.split(|charge| charge.counter.id() == counter);
-                let of = |charges| OtherReceipt::Store((engine.clone(), charges, origin)).into();
-                (of(its), of(rest))
-            }
-            Ok(rest @ OtherReceipt::Hold(..)) => (Receipt::Nothing, rest.into()),
-            Err(rest) => (Receipt::Nothing, rest),
+            Receipt::Other(receipt) => match Arc::into_inner(receipt) {
+                Some(OtherReceipt::Store((engine, charges, origin))) => {
+                    let (its, rest) = charges.split(|charge| charge.counter.id() == counter);
+                    let of = |charges| OtherReceipt::Store((engine.clone(), charges, origin)).into();
+                    (of(its), of(rest))
+                }
+                hold => (Receipt::Nothing, hold.map_or(Receipt::Nothing, Receipt::from)),
+            },
+            rest => (Receipt::Nothing, rest),
         };
         let [its, rest] = [its, rest].map(|receipt| Self { limit, remaining, reset_after_ms, receipt });
         (its, rest)

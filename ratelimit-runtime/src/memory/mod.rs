@@ -13,7 +13,7 @@ use crate::{
     Clock, CounterName, Rule,
     algorithm::{Evaluation, MemoryState, ban, charge, evaluate},
     backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
-    clock::LockedTime,
+    clock::{ClockReadings, LockedTime},
     counter::CounterId,
     decision::Outcome,
     observe,
@@ -120,10 +120,10 @@ impl Memory {
         id: CounterId,
         rule: &Rule,
         cost: u64,
-        known_ms: Option<u64>,
+        read: ClockReadings,
     ) -> Option<(Outcome, u64)> {
         let MemoryShard { latest_us, counters, .. } = shard;
-        let mut time = LockedTime { clock: &self.clock, latest_us, known_ms };
+        let mut time = LockedTime { clock: &self.clock, latest_us, read };
         if let Some(decided) = counters.charge_at_once(id, rule, cost, &mut time) {
             return Some(decided);
         }
@@ -376,7 +376,7 @@ impl Memory {
 impl MemoryShard {
     /// The time of a decision, see [`LockedTime`].
     fn now_us(&mut self, clock: &Clock) -> u64 {
-        LockedTime { clock, latest_us: &mut self.latest_us, known_ms: None }.us().us
+        LockedTime { clock, latest_us: &mut self.latest_us, read: ClockReadings::default() }.us().us
     }
 
     /// Changes a counter. `None` if it is not stored.
@@ -403,7 +403,7 @@ impl Backend for Memory {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
         let Query { rule, id, cost, .. } = *query;
-        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, None) {
+        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, ClockReadings::default()) {
             Some((outcome, _)) => {
                 query.outcome = outcome;
                 Attempt::Decided

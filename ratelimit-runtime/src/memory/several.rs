@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Memory, MemoryShard, SHARDS, shard_of};
+use super::{Memory, MemoryShard, SHARDS, shard_of, tables::CounterTables};
 use crate::{
     backend::{Attempt, MAX_AT_ONCE, Query},
+    clock::ClockReadings,
     sync::SpinMutexGuard,
 };
 
@@ -40,7 +41,10 @@ impl Memory {
                 locked = index;
             }
         }
-        let now_ms = Some(self.clock.now_ms()); // under all locks, see `try_charge`
+        // Read once for all, and under all locks: see `try_charge`.
+        let needs_us = ordered.iter().any(|query| CounterTables::needs_us(query.rule));
+        let us = needs_us.then(|| self.clock.now_us());
+        let read = ClockReadings { us, ms: Some(us.map_or_else(|| self.clock.now_ms(), |us| us / 1000)) };
         let mut charged_us = [0; N];
         let mut shard = None;
         let (mut attempt, mut all_fit) = (Attempt::Decided, true);
@@ -48,7 +52,7 @@ impl Memory {
             shard = locked.as_deref_mut().or(shard);
             let Query { rule, id, cost, .. } = **query;
             let Some((outcome, us)) =
-                shard.as_deref_mut().and_then(|shard| self.charge_one(shard, id, rule, cost, now_ms))
+                shard.as_deref_mut().and_then(|shard| self.charge_one(shard, id, rule, cost, read))
             else {
                 (attempt, all_fit) = (Attempt::Unsupported, false);
                 break;

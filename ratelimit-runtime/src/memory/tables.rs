@@ -23,6 +23,14 @@ macro_rules! tables {
         }
 
         impl CounterTables {
+            /// See [`MemoryState::needs_us`].
+            #[inline]
+            pub(super) fn needs_us(rule: &Rule) -> bool {
+                match rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => algorithm::$module::$state::needs_us(),)+
+                }
+            }
+
             /// See [`CounterTable::charge_at_once`].
             #[inline(always)]
             #[allow(clippy::inline_always)] // in each call

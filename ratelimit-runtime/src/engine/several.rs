@@ -1,0 +1,110 @@
+//! Several charges of one call: before they are decided, and as the receipt of its permit.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{
+    attempt::attempt_all,
+    core::EngineRef,
+    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequest, OnLimit},
+};
+#[cfg(feature = "client")]
+use crate::counter::CounterId;
+use crate::{
+    RequestPerMinute, Rule,
+    backend::{Backend as _, CounterReceipt, Query},
+    decision::Outcome,
+};
+
+/// Several charges, or holds, of one call. Their one allocation passes from the call to its permit.
+pub(super) struct SeveralCharges {
+    engine: EngineRef,
+    requests: SmallVec<[ChargeRequest; 2]>,
+    on_busy: OnLimit,
+    /// The receipts of the charges that were made.
+    receipts: SmallVec<[CounterReceipt; 2]>,
+    /// The most restrictive rule of the charges that were made, and its cost.
+    #[cfg_attr(not(any(feature = "axum", feature = "tower")), allow(dead_code))]
+    pub(super) most_restrictive: Option<(Rule, u64)>,
+}
+
+impl SeveralCharges {
+    pub(super) fn new(
+        engine: EngineRef,
+        requests: impl IntoIterator<Item = ChargeRequest>,
+        on_busy: OnLimit,
+    ) -> Box<Self> {
+        let (charges, receipts) = (SmallVec::new(), SmallVec::new());
+        let mut call = Box::new(Self { engine, requests: charges, on_busy, receipts, most_restrictive: None });
+        // One by one, to where they stay: a list of them would be copied.
+        for request in requests {
+            call.requests.push(request);
+        }
+        call
+    }
+
+    pub(super) fn engine(&self) -> &EngineRef {
+        &self.engine
+    }
+
+    /// The rule under which an error is reported.
+    pub(super) fn rule(&self) -> Rule {
+        const NONE: Rule = Rule::new("", 0, Duration::ZERO);
+        self.requests.first().map_or(NONE, |request| request.rule)
+    }
+
+    /// Attempts the charges. If they are made, it keeps their receipts, and returns the limit and the
+    /// outcome of the most restrictive one. `None` if that is unsupported.
+    pub(super) fn attempt(&mut self) -> Option<Result<(u64, Outcome), RequestPerMinute>> {
+        if let OnLimit::Wait(_) = self.on_busy {
+            return None; // a place that is taken is waited for
+        }
+        let Self { engine, requests, receipts, most_restrictive, .. } = self;
+        let admit = |queries: &[Query<'_>]| {
+            let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
+            let least = queries.iter().min_by_key(room)?;
+            *most_restrictive = Some((*least.rule, least.cost));
+            for query in queries {
+                receipts.push(CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt));
+            }
+            Some((least.rule.limit(), least.outcome))
+        };
+        attempt_all(engine, requests.len(), |at| requests[at].borrowed(), admit)?.transpose()
+    }
+
+    /// The request of the general way.
+    pub(super) fn into_request(self: Box<Self>, options: AcquireOptions) -> AcquireRequest {
+        let Self { engine, requests, on_busy, .. } = *self;
+        AcquireRequest::new(engine, requests.into_iter().map(AppliedCharge::from).collect(), options, on_busy)
+    }
+
+    /// Refunds the charges. Returns the amount that still counted.
+    pub(super) async fn refund(self: Box<Self>) -> Result<u64, RequestPerMinute> {
+        let Self { engine, receipts, .. } = *self;
+        let mut refunded = Ok(0);
+        for receipt in receipts {
+            let amount = engine.refund_receipt(engine.backend().receipt(receipt)).await;
+            refunded = refunded.and_then(|others| Ok(others + amount?));
+        }
+        refunded
+    }
+
+    pub(super) fn refund_in_background(self: Box<Self>) {
+        for receipt in self.receipts {
+            self.engine.refund_receipt_in_background(self.engine.backend().receipt(receipt));
+        }
+    }
+
+    /// Splits off the charge of a counter.
+    #[cfg(feature = "client")]
+    pub(super) fn split(self: Box<Self>, counter: CounterId) -> (Box<Self>, Box<Self>) {
+        let Self { engine, on_busy, receipts, most_restrictive, .. } = *self;
+        let (its, rest) = receipts.into_iter().partition(|receipt| receipt.id == counter);
+        let of = |receipts| {
+            let (engine, requests) = (engine.clone(), SmallVec::new());
+            Box::new(Self { engine, requests, on_busy, receipts, most_restrictive })
+        };
+        (of(its), of(rest))
+    }
+}
