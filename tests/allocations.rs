@@ -8,7 +8,8 @@ use std::{
 };
 
 use ratelimit_runtime::{
-    Algorithm, Limiter, ManualClock, Refill, RequestPerMinute, Rule, config::Rules, limit_request_per_time,
+    Algorithm, Key, Limiter, ManualClock, Refill, RequestPerMinute, Rule, config::Rules, limit_concurrent_requests,
+    limit_request_per_time,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -73,6 +74,15 @@ fn an_admitted_call_of_several_limits_allocates_nothing() {
     assert_eq!(allocations(|| now(three(&limiter, 1)).unwrap()), 0);
 }
 
+/// The charges of the call are the receipt of its permit.
+#[test]
+fn a_permit_of_two_rules_is_one_allocation() {
+    let limiter = Limiter::in_memory();
+    let [daily, all] = ["daily", "all"].map(|prefix| Rule::new(prefix, MILLION, DAY));
+    let charges = [(&daily, Key::new(4711), 1), (&all, Key::NONE, 1)];
+    assert_eq!(allocations(|| drop(now(limiter.acquire_all(&charges)).unwrap())), 100);
+}
+
 #[test]
 fn a_refused_call_allocates_nothing() {
     let limiter = Limiter::in_memory();
@@ -88,6 +98,15 @@ fn a_refused_call_allocates_nothing() {
         let _place = now(limiter.acquire(&rule, 4711)).unwrap();
         assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap_err())), 0, "{rule:?}");
     }
+
+    #[limit_concurrent_requests(prefix = "place", count = 1, lease = "1h", limiter = limiter)]
+    async fn place(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+        std::future::pending().await
+    }
+
+    let mut running = pin!(place(&limiter));
+    assert!(running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(allocations(|| drop(now(place(&limiter)).unwrap_err())), 0);
 }
 
 #[test]

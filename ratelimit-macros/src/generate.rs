@@ -184,8 +184,9 @@ fn ask_limiter(
     let company = Company { is_stacked: limits.len() > 1, waits: arguments.waits() };
     let needs_permit = is_held || arguments.permit.is_some();
     let charges: Vec<_> = limits.iter().map(|limit| ChargeTokens::new(&limit.rule, company, runtime)).collect();
+    let is_one_place = limits.len() == 1 && limits.iter().all(|limit| limit.rule.is_place());
     let (values, charges, entry_point) = match &charges[..] {
-        [ChargeTokens { values, arguments, .. }] if !is_held => {
+        [ChargeTokens { values, arguments, .. }] if !is_held || is_one_place => {
             let entry_point = if needs_permit { entry_points::PERMIT_OF_ONE } else { entry_points::LIMIT_ONE };
             (Some(values), arguments.clone(), entry_point)
         }
@@ -199,7 +200,7 @@ fn ask_limiter(
         }
     };
     let entry_point = Ident::new(entry_point, Span::mixed_site());
-    let options = call_options(&krate, arguments);
+    let options = call_options(&krate, arguments, is_one_place);
     let (limiter, argument) = match &arguments.limiter {
         None => (None, hygienic!(::core::option::Option::None)),
         Some(Given { value: expr, .. }) => (
@@ -452,7 +453,8 @@ fn borrow_parts(expr: &Expr) -> TokenStream {
 }
 
 /// `Call::DEFAULT`, with waiting and the failure policy.
-fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
+/// `is_one_place`: the call has no other limit, so it has the options of a call of one rule.
+fn call_options(krate: &TokenStream, arguments: &CallArguments, is_one_place: bool) -> TokenStream {
     let waits = |on_limit: &Option<Given<OnLimitArgument>>, (wait, wait_at_most): (&str, &str)| match on_limit
         .as_ref()
         .map(|on_limit| &on_limit.value)
@@ -468,8 +470,10 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
         }
         _ => hygienic!(),
     };
-    let for_limit = waits(&arguments.on_limit, ("wait", "wait_at_most"));
-    let for_place = waits(&arguments.on_busy, ("wait_for_place", "wait_for_place_at_most"));
+    let of_limit = ("wait", "wait_at_most");
+    let of_place = if is_one_place { of_limit } else { ("wait_for_place", "wait_for_place_at_most") };
+    let for_limit = waits(&arguments.on_limit, of_limit);
+    let for_place = waits(&arguments.on_busy, of_place);
     let on_store_error = arguments.on_store_error.as_ref().map(|Given { value, .. }| match value {
         OnStoreErrorArgument::Policy(word) => hygienic!(.on_store_error(#krate::OnStoreError::#word)),
         OnStoreErrorArgument::WaitAtMost(longest) => {

@@ -20,7 +20,7 @@ use crate::{
 pub use crate::{
     engine::{
         acquire::{Acquire, Admit},
-        request::ChargeRequest,
+        request::{ChargeRequest, ChargeRequests},
     },
     policy::OnMissingKey,
 };
@@ -306,14 +306,14 @@ pub struct AnnotatedCharge<R> {
 pub trait ChargeList {
     const COUNT: usize;
     fn borrow<'a>(&'a self, charges: &mut BorrowedCharges<'a>);
-    fn into_requests(self, requests: &mut Vec<ChargeRequest>);
+    fn into_requests(self, requests: &mut ChargeRequests);
 }
 
 impl ChargeList for () {
     const COUNT: usize = 0;
 
     fn borrow<'a>(&'a self, _: &mut BorrowedCharges<'a>) {}
-    fn into_requests(self, _: &mut Vec<ChargeRequest>) {}
+    fn into_requests(self, _: &mut ChargeRequests) {}
 }
 
 impl<R: Borrow<Rule>, C: ChargeList> ChargeList for (AnnotatedCharge<R>, C) {
@@ -327,7 +327,7 @@ impl<R: Borrow<Rule>, C: ChargeList> ChargeList for (AnnotatedCharge<R>, C) {
         others.borrow(charges);
     }
 
-    fn into_requests(self, requests: &mut Vec<ChargeRequest>) {
+    fn into_requests(self, requests: &mut ChargeRequests) {
         let (AnnotatedCharge { rule, key, cost, cost_kind }, others) = self;
         requests.push(ChargeRequest { rule: *rule.borrow(), key, cost, cost_kind });
         others.into_requests(requests);
@@ -493,7 +493,7 @@ pub fn permit_of_several<C: ChargeList>(
     Call(options, on_busy): Call,
     charges: C,
 ) -> Acquire {
-    let mut requests = Vec::with_capacity(C::COUNT);
+    let mut requests = ChargeRequests::with_capacity(C::COUNT);
     charges.into_requests(&mut requests);
     invalidate_shared_counters(&mut requests);
     Acquire::all(engine_ref(limiter), requests, options, on_busy)

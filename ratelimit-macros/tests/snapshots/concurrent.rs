@@ -1,25 +1,12 @@
 async fn f(id: u64) -> R {
     let __ratelimit_deciding = {
-        ::ratelimit_runtime::__private::permit_of_several(
+        let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
+        ::ratelimit_runtime::__private::permit_of_one(
             ::core::option::Option::None,
             ::ratelimit_runtime::__private::Call::DEFAULT,
-            (
-                {
-                    let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
-                    ::ratelimit_runtime::__private::charge(
-                        const {
-                            &::ratelimit_runtime::__private::concurrent(
-                                "export",
-                                3,
-                                30000,
-                            )
-                        },
-                        __ratelimit_key,
-                        1,
-                    )
-                },
-                (),
-            ),
+            const { &::ratelimit_runtime::__private::concurrent("export", 3, 30000) },
+            __ratelimit_key,
+            1,
         )
     };
     let __ratelimit_permit = match __ratelimit_deciding.await {

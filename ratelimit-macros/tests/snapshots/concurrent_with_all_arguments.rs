@@ -1,36 +1,26 @@
 async fn f(&self, id: Option<u64>) -> R {
     let __ratelimit_deciding = {
         let __ratelimit_limiter: &::facade::Limiter = &self.limiter;
-        ::facade::__private::permit_of_several(
+        let __ratelimit_count = ::facade::__private::count(plan.places());
+        let __ratelimit_key = ::facade::__private::optional_key(
+            &(id),
+            ::facade::__private::OnMissingKey::Skip,
+        );
+        ::facade::__private::permit_of_one(
             ::core::option::Option::Some(__ratelimit_limiter),
             const {
                 ::facade::__private::Call::DEFAULT
-                    .wait_for_place_at_most(5000)
+                    .wait_at_most(5000)
                     .on_store_error(::facade::OnStoreError::Deny)
             },
-            (
-                {
-                    let __ratelimit_count = ::facade::__private::count(plan.places());
-                    let __ratelimit_key = ::facade::__private::optional_key(
-                        &(id),
-                        ::facade::__private::OnMissingKey::Skip,
-                    );
-                    ::facade::__private::charge(
-                        ::facade::__private::with_count(
-                            const {
-                                &::facade::__private::concurrent_without_count(
-                                    "export",
-                                    60000,
-                                )
-                            },
-                            __ratelimit_count,
-                        ),
-                        __ratelimit_key,
-                        1,
-                    )
+            ::facade::__private::with_count(
+                const {
+                    &::facade::__private::concurrent_without_count("export", 60000)
                 },
-                (),
+                __ratelimit_count,
             ),
+            __ratelimit_key,
+            1,
         )
     };
     let place = match __ratelimit_deciding.await {

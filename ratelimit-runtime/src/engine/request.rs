@@ -45,6 +45,9 @@ pub struct ChargeRequest {
     pub(crate) cost_kind: CostKind,
 }
 
+/// The charges of one call. Two have no allocation of their own.
+pub type ChargeRequests = SmallVec<[ChargeRequest; 2]>;
+
 /// A [`ChargeRequest`] that is not copied yet.
 #[derive(Clone, Copy, Debug)]
 pub struct BorrowedCharge<'a> {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{
     attempt::attempt_all,
     core::EngineRef,
-    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequest, OnLimit},
+    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequest, ChargeRequests, OnLimit},
 };
 #[cfg(feature = "client")]
 use crate::counter::CounterId;
@@ -20,7 +20,7 @@ use crate::{
 /// Several charges, or holds, of one call. Their one allocation passes from the call to its permit.
 pub(super) struct SeveralCharges {
     engine: EngineRef,
-    requests: SmallVec<[ChargeRequest; 2]>,
+    requests: ChargeRequests,
     on_busy: OnLimit,
     /// The receipts of the charges that were made.
     receipts: SmallVec<[CounterReceipt; 2]>,
@@ -35,8 +35,8 @@ impl SeveralCharges {
         requests: impl IntoIterator<Item = ChargeRequest>,
         on_busy: OnLimit,
     ) -> Box<Self> {
-        let (charges, receipts) = (SmallVec::new(), SmallVec::new());
-        let mut call = Box::new(Self { engine, requests: charges, on_busy, receipts, most_restrictive: None });
+        let (none, receipts) = (ChargeRequests::new(), SmallVec::new());
+        let mut call = Box::new(Self { engine, requests: none, on_busy, receipts, most_restrictive: None });
         // One by one, to where they stay: a list of them would be copied.
         for request in requests {
             call.requests.push(request);
@@ -102,7 +102,7 @@ impl SeveralCharges {
         let Self { engine, on_busy, receipts, most_restrictive, .. } = *self;
         let (its, rest) = receipts.into_iter().partition(|receipt| receipt.id == counter);
         let of = |receipts| {
-            let (engine, requests) = (engine.clone(), SmallVec::new());
+            let (engine, requests) = (engine.clone(), ChargeRequests::new());
             Box::new(Self { engine, requests, on_busy, receipts, most_restrictive })
         };
         (of(its), of(rest))

@@ -59,6 +59,17 @@ impl Run {
         });
     }
 
+    /// An attempt denies a cost with the same numbers as the general way.
+    fn deny(&mut self, cost: u64) {
+        let now = DecisionTime { us: self.now_ms * 1000, ms: self.now_ms };
+        let found = evaluate(&mut self.bucket, &ChargeQuery::of(&self.rule, cost), now.us);
+        if !found.fits
+            && let Some(outcome) = self.bucket.charge_at_once(&self.rule, cost, now)
+        {
+            assert_eq!(outcome, Outcome::new(found.decision, [0; 2]), "a cost of {cost} by {:?}", self.rule);
+        }
+    }
+
     /// One of the charges that were not refunded yet.
     fn open(&self, which: u64) -> Option<usize> {
         let open: Vec<_> = (0..self.made.len()).filter(|at| self.made[*at].is_open).collect();
@@ -201,7 +212,7 @@ proptest! {
     }
 
     /// Each call counts with its use, at the time of its charge. The count changes now and then, and the
-    /// highest one refills.
+    /// highest one refills. Denials are compared, too.
     #[test]
     fn no_time_has_more_than_the_burst_and_what_is_refilled(
         steps in steps(), burst in 1..80_u64, count in 1..60_u64, is_whole in any::<bool>(), changes in any::<bool>()
@@ -225,6 +236,7 @@ proptest! {
                 }
                 _ => run.now_ms += number,
             }
+            [1, number].into_iter().for_each(|cost| run.deny(cost));
         }
         for (at, first) in run.made.iter().enumerate() {
             let mut used = 0;
