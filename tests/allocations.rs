@@ -83,6 +83,20 @@ fn a_permit_of_two_rules_is_one_allocation() {
     assert_eq!(allocations(|| drop(now(limiter.acquire_all(&charges)).unwrap())), 100);
 }
 
+/// One for the call, and one each for the charges and the receipts of more than two rules.
+#[test]
+fn a_permit_of_three_rules_is_three_allocations() {
+    #[limit_request_per_time(prefix = "day", ttl = 1, unit = Days, count = 1_000_000, limiter = limiter, permit = _permit)]
+    #[limit_request_per_time(prefix = "hour", ttl = 1, unit = Hours, count = 1_000_000)]
+    #[limit_request_per_time(prefix = "minute", ttl = 1, unit = Minutes, count = 1_000_000)]
+    async fn three(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let limiter = Limiter::in_memory();
+    assert_eq!(allocations(|| now(three(&limiter)).unwrap()), 300);
+}
+
 #[test]
 fn a_refused_call_allocates_nothing() {
     let limiter = Limiter::in_memory();

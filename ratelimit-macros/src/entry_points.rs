@@ -4,12 +4,12 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// One limit, no permit for the body.
 pub(crate) const LIMIT_ONE: &str = "limit_one";
-/// One limit, and the body uses the permit.
+/// One limit, and the body uses the permit, or the limit is a place.
 pub(crate) const PERMIT_OF_ONE: &str = "permit_of_one";
 /// Several limits, no permit for the body.
 pub(crate) const LIMIT_SEVERAL: &str = "limit_several";
-/// Several limits, and the body uses the permit. Also one or more limits, if one of them is held
-/// until the call ends.
+/// Several limits, and the body uses the permit, or one of them is held until the call ends. Also one limit
+/// whose cost is settled then.
 pub(crate) const PERMIT_OF_SEVERAL: &str = "permit_of_several";
 
 const ALL: [&str; 4] = [LIMIT_ONE, PERMIT_OF_ONE, LIMIT_SEVERAL, PERMIT_OF_SEVERAL];

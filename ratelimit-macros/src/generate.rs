@@ -56,7 +56,7 @@ impl GeneratedCheck {
     // a local of its name, whatever its hygiene.
     //
     // With a limit that is held, or a permit for the body:
-    //     let deciding = { permit_of_several(None, Call::DEFAULT, [..]) };
+    //     let deciding = { permit_of_several(None, Call::DEFAULT, (..)) }; // or permit_of_one
     //     let permit = match deciding.await {
     //         Ok(permit) => permit,
     //         Err(refused) => return FromRefusal::from_refusal(refused),

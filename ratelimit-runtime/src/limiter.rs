@@ -9,7 +9,7 @@ use crate::{
         core::{Engine, EngineRef},
         handle::Handles,
         refusal,
-        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+        request::{AcquireOptions, ChargeRequest, ChargeRequests, CostKind, OnLimit, RequestKey},
     },
     rule::call_kind::CallKind,
     store::{Batch, Charge, Reply, Request, Store, StoreError},
@@ -236,13 +236,14 @@ impl Limiter {
         &self,
         charges: &[(&Rule, Key, u64)],
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<> {
-        let requests = charges.iter().map(|(rule, key, cost)| ChargeRequest {
-            rule: **rule,
-            key: RequestKey::Some(key.clone()),
-            cost: *cost,
-            cost_kind: CostKind::Fixed,
-        });
-        Acquire::all(self.engine_ref(), requests, AcquireOptions::default(), OnLimit::Reject)
+        let fill = |requests: &mut ChargeRequests| {
+            requests.reserve(charges.len());
+            for (rule, key, cost) in charges {
+                let (rule, key) = (**rule, RequestKey::Some(key.clone()));
+                requests.push(ChargeRequest { rule, key, cost: *cost, cost_kind: CostKind::Fixed });
+            }
+        };
+        Acquire::all(self.engine_ref(), fill, AcquireOptions::default(), OnLimit::Reject)
     }
 
     /// Charges as much of a cost as fits, at least 1. Returns the granted cost and its permit.
@@ -347,7 +348,8 @@ impl Limiter {
     ) -> impl Future<Output = Result<(), RequestPerMinute>> + Send + use<K> {
         let key = RequestKey::Some(Key::new(key));
         let request = ChargeRequest { rule: *rule, key, cost, cost_kind: CostKind::Forced };
-        let acquire = Acquire::all(self.engine_ref(), [request], AcquireOptions::default(), OnLimit::Reject);
+        let fill = |requests: &mut ChargeRequests| requests.push(request);
+        let acquire = Acquire::all(self.engine_ref(), fill, AcquireOptions::default(), OnLimit::Reject);
         async move { acquire.await.map(drop) }
     }
 
@@ -434,7 +436,7 @@ impl Limiter {
     ///   for bans only, as its counters are unused.
     /// - All processes that share the store refuse the calls. A process that has cached a denial of
     ///   the counter gives that until it ends. Permits that another process has
-    ///   [prefetched](Rule::with_prefetch) are spent first; those of this process are returned.
+    ///   [prefetched](Rule::with_prefetch) are spent first; this process drops its own.
     /// - Earlier charges are not refunded while the counter is banned. Holds are renewed and settled
     ///   as usual.
     /// - A call that waits for the limit waits until the ban ends, also a call that comes during the

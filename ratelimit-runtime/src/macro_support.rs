@@ -372,7 +372,7 @@ pub fn run_body<T>(body: impl FnOnce() -> T) -> T {
 }
 
 /// The options of a call, which apply to all of its rules. The second part is for places that are
-/// all taken.
+/// all taken, beside other limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Call(AcquireOptions, OnLimit);
 
@@ -450,7 +450,8 @@ pub fn limit_one<R: Borrow<Rule>>(
     }
 }
 
-/// Checks the limit of a function with one limit whose body uses the permit.
+/// Checks the limit of a function with one limit whose body uses the permit, or that holds a place while it
+/// runs.
 #[must_use]
 pub fn permit_of_one<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
@@ -493,10 +494,12 @@ pub fn permit_of_several<C: ChargeList>(
     Call(options, on_busy): Call,
     charges: C,
 ) -> Acquire {
-    let mut requests = ChargeRequests::with_capacity(C::COUNT);
-    charges.into_requests(&mut requests);
-    invalidate_shared_counters(&mut requests);
-    Acquire::all(engine_ref(limiter), requests, options, on_busy)
+    let fill = |requests: &mut ChargeRequests| {
+        requests.reserve_exact(C::COUNT);
+        charges.into_requests(requests);
+        invalidate_shared_counters(requests);
+    };
+    Acquire::all(engine_ref(limiter), fill, options, on_busy)
 }
 
 /// Makes the call misconfigured if two limits with different numbers charge one counter.

@@ -7,7 +7,7 @@ use crate::{
     engine::{
         acquire::Acquire,
         hold::Holding,
-        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+        request::{AcquireOptions, ChargeRequest, ChargeRequests, CostKind, OnLimit, RequestKey},
     },
 };
 
@@ -86,7 +86,8 @@ impl Limiter {
             cost: most,
             cost_kind: CostKind::Reported,
         };
-        let acquire = Acquire::all(self.engine_ref(), [request], AcquireOptions::default(), OnLimit::Reject);
+        let fill = |requests: &mut ChargeRequests| requests.push(request);
+        let acquire = Acquire::all(self.engine_ref(), fill, AcquireOptions::default(), OnLimit::Reject);
         async move { Ok(Reservation { holding: acquire.await?.into_holding() }) }
     }
 }

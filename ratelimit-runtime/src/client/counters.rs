@@ -20,7 +20,7 @@ use crate::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule,
     engine::{
         acquire::Acquire,
-        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+        request::{AcquireOptions, ChargeRequest, ChargeRequests, CostKind, OnLimit, RequestKey},
     },
 };
 
@@ -150,14 +150,16 @@ impl Counters {
     }
 
     async fn take_all(&self, rules: &[Rule]) -> Result<Permit, RequestPerMinute> {
-        let requests: Vec<_> = rules.iter().map(|rule| self.request(*rule, 1, CostKind::Fixed)).collect();
-        Acquire::all(self.limiter.engine_ref(), requests, self.options(), OnLimit::Reject).await
+        let fill = |requests: &mut ChargeRequests| {
+            requests.extend(rules.iter().map(|rule| self.request(*rule, 1, CostKind::Fixed)));
+        };
+        Acquire::all(self.limiter.engine_ref(), fill, self.options(), OnLimit::Reject).await
     }
 
     /// Charges a counter, whether it has room or not.
     pub(super) async fn charge(&self, rule: &Rule, cost: u64) -> Result<(), RequestPerMinute> {
-        let requests = [self.request(*rule, cost, CostKind::Forced)];
-        Acquire::all(self.limiter.engine_ref(), requests, self.options(), OnLimit::Reject).await.map(drop)
+        let fill = |requests: &mut ChargeRequests| requests.push(self.request(*rule, cost, CostKind::Forced));
+        Acquire::all(self.limiter.engine_ref(), fill, self.options(), OnLimit::Reject).await.map(drop)
     }
 
     fn request(&self, rule: Rule, cost: u64, cost_kind: CostKind) -> ChargeRequest {

@@ -17,7 +17,7 @@ use super::{
     general::BoxedAcquire,
     permit::{Permit, Receipt},
     refusal::refusal,
-    request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
+    request::{AcquireOptions, AcquireRequest, ChargeRequests, OnLimit, RequestKey},
     several::SeveralCharges,
 };
 use crate::{
@@ -63,14 +63,14 @@ impl Acquire {
         Self { rule: *rule, cost, options, state: AcquireState::Attempt(Some(engine), key) }
     }
 
-    /// Several charges or holds, decided when the future is first polled.
+    /// Several charges or holds, decided when the future is first polled. `fill` adds them.
     pub(crate) fn all(
         engine: EngineRef,
-        charges: impl IntoIterator<Item = ChargeRequest>,
+        fill: impl FnOnce(&mut ChargeRequests),
         options: AcquireOptions,
         on_busy: OnLimit,
     ) -> Self {
-        let call = SeveralCharges::new(engine, charges, on_busy);
+        let call = SeveralCharges::new(engine, fill, on_busy);
         Self { rule: call.rule(), cost: 0, options, state: AcquireState::All(call) }
     }
 
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_call_shows_no_more_than_its_type() {
-        let call = Acquire::all(Limiter::in_memory().engine_ref(), [], AcquireOptions::default(), OnLimit::Reject);
+        let call = Acquire::all(Limiter::in_memory().engine_ref(), |_| {}, AcquireOptions::default(), OnLimit::Reject);
         assert_eq!(format!("{call:?}"), "Acquire { .. }");
     }
 }

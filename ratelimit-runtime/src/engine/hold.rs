@@ -247,19 +247,20 @@ async fn settle(
 ) {
     let deadline = engine.settings().deadline;
     let end = after(deadline);
+    // In tasks of their own, as the store may panic.
     let settle_one = |charge: &Charge| {
-        let settling = engine.settle(charge.clone(), used.of(charge), Origin::Store);
-        let left = end.saturating_duration_since(Instant::now());
-        async move { deadline::within(settling, left, deadline).await.and_then(|done| done) }
+        let (engine, charge, used) = (engine.clone(), charge.clone(), used.of(charge));
+        tokio::spawn(async move {
+            let left = end.saturating_duration_since(Instant::now());
+            let settling = engine.settle(charge, used, Origin::Store);
+            deadline::within(settling, left, deadline).await.and_then(|done| done)
+        })
     };
     let (held, unheld): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| charge.hold.is_some());
-    let settling: Vec<_> = unheld.iter().map(|charge| tokio::spawn(settle_one(charge))).collect();
+    let settling: Vec<_> = unheld.iter().map(|charge| settle_one(charge)).collect();
     let mut results = Vec::with_capacity(charges.len());
-    for done in settling {
-        results.push(done.await.unwrap_or_else(|_| Err(StoreError::no_answer())));
-    }
-    for charge in &held {
-        results.push(settle_one(charge).await);
+    for settling in settling.into_iter().chain(held.iter().map(|charge| settle_one(charge))) {
+        results.push(settling.await.unwrap_or_else(|_| Err(StoreError::no_answer())));
     }
     let mut settled = Ok(());
     for (charge, done) in unheld.into_iter().chain(held).zip(results) {

@@ -338,7 +338,8 @@ impl Permit {
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm the
     /// refund within the limiter's deadline. The charge may or may not have been refunded then. If the
     /// request was not sent, or the server has refused it, it is sent again in the background. Not so if
-    /// it waited for a connection until the deadline, or if the permit was prefetched.
+    /// it waited for a connection until the deadline, or if a prefetched permit was acquired without waiting
+    /// for the server.
     ///
     /// # Cancellation
     ///

@@ -242,8 +242,10 @@ impl<E: Renew> Renewals<E> {
 
 /// Asks the store to renew holds of one counter.
 async fn ask<E: Renew>(engine: &E, held: &[Arc<HeldCharge<E>>]) -> Result<Vec<bool>, StoreError> {
-    let charges = held.iter().map(|held| held.charge.clone()).collect();
-    let renewed = deadline::answer(engine.renew(charges), engine.deadline()).await?;
+    let (engine, charges) = (engine.clone(), held.iter().map(|held| held.charge.clone()).collect());
+    // In a task of its own, as the store may panic.
+    let asking = async move { deadline::answer(engine.renew(charges), engine.deadline()).await };
+    let renewed = tokio::spawn(asking).await.unwrap_or_else(|_| Err(StoreError::no_answer()))?;
     if renewed.len() != held.len() {
         return Err(StoreError::misconfigured("the store's answer does not cover each hold that it was to renew"));
     }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{
     attempt::attempt_all,
     core::EngineRef,
-    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequest, ChargeRequests, OnLimit},
+    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequests, OnLimit},
 };
 #[cfg(feature = "client")]
 use crate::counter::CounterId;
@@ -17,7 +17,8 @@ use crate::{
     decision::Outcome,
 };
 
-/// Several charges, or holds, of one call. Their one allocation passes from the call to its permit.
+/// Several charges, or holds, of one call. Two of them have one allocation, which passes from the call to its
+/// permit.
 pub(super) struct SeveralCharges {
     engine: EngineRef,
     requests: ChargeRequests,
@@ -30,17 +31,11 @@ pub(super) struct SeveralCharges {
 }
 
 impl SeveralCharges {
-    pub(super) fn new(
-        engine: EngineRef,
-        requests: impl IntoIterator<Item = ChargeRequest>,
-        on_busy: OnLimit,
-    ) -> Box<Self> {
+    /// `fill` adds the charges where they stay: a list of them would be copied.
+    pub(super) fn new(engine: EngineRef, fill: impl FnOnce(&mut ChargeRequests), on_busy: OnLimit) -> Box<Self> {
         let (none, receipts) = (ChargeRequests::new(), SmallVec::new());
         let mut call = Box::new(Self { engine, requests: none, on_busy, receipts, most_restrictive: None });
-        // One by one, to where they stay: a list of them would be copied.
-        for request in requests {
-            call.requests.push(request);
-        }
+        fill(&mut call.requests);
         call
     }
 
@@ -62,6 +57,7 @@ impl SeveralCharges {
         }
         let Self { engine, requests, receipts, most_restrictive, .. } = self;
         let admit = |queries: &[Query<'_>]| {
+            // The order of `most_restrictive` in `permit.rs`. Here are no places and no shadow rules.
             let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
             let least = queries.iter().min_by_key(room)?;
             *most_restrictive = Some((*least.rule, least.cost));

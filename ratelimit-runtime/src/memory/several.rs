@@ -41,7 +41,7 @@ impl Memory {
                 locked = index;
             }
         }
-        // Read once for all, and under all locks: see `try_charge`.
+        // Read once for all charges that are decided at once, and under all locks: see `try_charge`.
         let needs_us = ordered.iter().any(|query| CounterTables::needs_us(query.rule));
         let us = needs_us.then(|| self.clock.now_us());
         let read = ClockReadings { us, ms: Some(us.map_or_else(|| self.clock.now_ms(), |us| us / 1000)) };

@@ -95,12 +95,13 @@ impl Gate {
             asked.extend(limit.ask(request).await.map(|charge| (limit, charge)));
         }
         // Such a request is refused whatever the counts.
-        let lacks_key = asked.iter().any(|(_, charge)| self.lacks_key(&engine, charge, asked.len() > 1));
+        let is_one_of_several = asked.len() > 1;
+        let lacks_key = asked.iter().any(|(_, charge)| self.lacks_key(&engine, charge, is_one_of_several));
         let mut charges: Vec<ChargeRequest> = Vec::with_capacity(asked.len());
         let mut plan: Option<SettlePlan> = None;
         for (limit, mut charge) in asked {
             if !lacks_key && let Err(error) = limit.set_count(&mut charge, request, &engine.settings().clock).await {
-                match self.refusal_without_count(&engine, &charge, &error) {
+                match self.refusal_without_count(&engine, &charge, is_one_of_several, &error) {
                     Some(refused) => return Err(self.refusal(refused, &[], request)),
                     None => continue,
                 }
@@ -132,7 +133,7 @@ impl Gate {
             }
             last => {
                 charges.extend(last);
-                Acquire::all(engine, charges, options, self.on_limit)
+                Acquire::all(engine, |requests| requests.extend(charges), options, self.on_limit)
             }
         };
         let decided = acquire.await;
@@ -157,12 +158,18 @@ impl Gate {
 
     /// The refusal of a request whose count could not be looked up. `None` if it is not refused: it costs
     /// nothing, or the rule is switched off or in shadow mode.
-    fn refusal_without_count(&self, engine: &Engine, charge: &ChargeRequest, error: &str) -> Option<RequestPerMinute> {
+    fn refusal_without_count(
+        &self,
+        engine: &Engine,
+        charge: &ChargeRequest,
+        is_one_of_several: bool,
+        error: &str,
+    ) -> Option<RequestPerMinute> {
         static LOGGED: observe::LogThrottle = observe::LogThrottle::new();
         if LOGGED.allow() {
             tracing::error!(rule = charge.rule.prefix(), error, "cannot look up the count of a rule");
         }
-        let rule = self.applied(engine, charge, false).filter(|_| charge.cost > 0)?;
+        let rule = self.applied(engine, charge, is_one_of_several).filter(|_| charge.cost > 0)?;
         if rule.is_shadow() {
             observe::refused_in_shadow(&rule);
             return None;

@@ -46,6 +46,7 @@ impl Store for Unreliable {
             0 => Reply::Ready(Err(StoreError::unavailable("its own"))),
             1 => Reply::Ready(Ok(vec![false; charges.len() - 1])),
             2 => Reply::Pending(Box::pin(std::future::pending())),
+            3 => panic!("a renewal of a store that panics"),
             _ => Reply::Ready(Ok(vec![true; charges.len()])),
         }
     }
@@ -55,7 +56,7 @@ impl Store for Unreliable {
     }
 }
 
-/// Three failures in a row lose no hold.
+/// Four failures in a row lose no hold.
 #[tokio::test]
 async fn failed_renewals_are_retried_within_the_lease() {
     let store = Unreliable::default();
@@ -65,7 +66,7 @@ async fn failed_renewals_are_retried_within_the_lease() {
     let rule = Rule::new("again", 10_000, lease).with_algorithm(Algorithm::Concurrent);
     let places = join_all((0..6_000).map(|_| async { limiter.acquire(&rule, 1).await.unwrap() })).await;
     let began = Instant::now();
-    eventually("they fail", || async { store.renewals.load(Ordering::SeqCst) >= 4 }).await;
+    eventually("they fail", || async { store.renewals.load(Ordering::SeqCst) >= 5 }).await;
     sleep((began + lease + 200 * MS).saturating_duration_since(Instant::now())).await;
     assert!(places.iter().all(Permit::is_held));
     let most = store.most.load(Ordering::SeqCst);

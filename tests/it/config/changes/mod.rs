@@ -41,7 +41,7 @@ const READ: Duration = Duration::from_secs(1);
 /// A file whose last line has no end is taken in after two seconds, and not before.
 const HALF_WRITTEN: Duration = Duration::from_millis(1900);
 
-/// The reason why a process failed that took longer. It runs again, up to [`ATTEMPTS`] times.
+/// The reason why a process fails whose file was half written for longer. It runs [`ATTEMPTS`] times at most.
 const HALTED: &str = "the machine halted: this run says nothing";
 const ATTEMPTS: usize = 5;
 
@@ -117,6 +117,7 @@ struct Timeline {
     waiters: Vec<Waiter>,
     /// Log of the steps, for messages.
     story: Vec<String>,
+    half_written: Option<Instant>,
 }
 
 fn limiter_with(rules: &Rules) -> (Limiter, Recorder) {
@@ -173,7 +174,7 @@ impl Timeline {
             waiters.push(Waiter { at, limiter, recorder, last: None, calls: Vec::new() });
         }
         let story = vec![format!("seed {seed}, code {:?}\nfile {first:?}", model.code)];
-        Some(Self { random, model, file, rules, limiter, recorder, waiters, story })
+        Some(Self { random, model, file, rules, limiter, recorder, waiters, story, half_written: None })
     }
 
     async fn run(mut self) {
@@ -201,11 +202,12 @@ impl Timeline {
             // Stays half written for a moment.
             3 | 4 => {
                 let half = &right[..self.random.usize(1..right.len())];
-                let written = Instant::now();
+                self.half_written = Some(Instant::now());
                 fs::write(&self.file.path, half.trim_end()).unwrap();
                 self.goes_on(&before, &before, Duration::from_millis(700)).await;
                 self.file.write(&right);
-                assert!(written.elapsed() < HALF_WRITTEN, "{HALTED}");
+                self.check_half_written();
+                self.half_written = None;
             }
             // Wrong for a while, or gone.
             5 | 6 => {
@@ -242,6 +244,11 @@ impl Timeline {
         }
     }
 
+    /// Ends the process if the file is half written for too long.
+    fn check_half_written(&self) {
+        assert!(self.half_written.is_none_or(|since| since.elapsed() < HALF_WRITTEN), "{HALTED}");
+    }
+
     /// Calls are made all the time, and each is decided as before, or as after.
     async fn goes_on(&mut self, before: &[Expected], after: &[Expected], during: Duration) {
         let began = Instant::now();
@@ -249,6 +256,7 @@ impl Timeline {
             let at = self.random.usize(..before.len());
             let Expected { site, key, rules: by } = &before[at];
             let asked = self.call(site, key).await;
+            self.check_half_written();
             let is_by = |rules: &[Option<Rule>]| asked == rules.iter().copied().flatten().collect::<Vec<_>>();
             assert!(
                 is_by(by) || is_by(&after[at].rules),

@@ -159,6 +159,23 @@ async fn a_failed_look_up_of_a_shadow_rule_refuses_no_one() {
     assert_eq!(status(&router, anonymous()).await, 200);
 }
 
+/// Settings of a rules file that do not fit beside other limits are ignored there.
+#[tokio::test]
+async fn a_failed_look_up_refuses_by_the_rule_as_it_applies_beside_others() {
+    let text = "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5\nenabled = false";
+    let rules = ratelimit_runtime::config::Rules::parse(text).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules).build().await.unwrap();
+    let limit = Limit::new(per_minute(1)).count_async(Duration::ZERO, |_| async { Err::<u64, _>("away") });
+    let other = Limit::new(Rule::new("other", 5, MINUTE));
+    for kind in KINDS {
+        for (limits, expected) in [(vec![limit.clone()], 200), (vec![limit.clone(), other.clone()], 503)] {
+            let what = format!("{kind:?}, {} limits", limits.len());
+            let service = Service::start(kind, RateLimitLayer::new(limits).limiter(limiter.clone()));
+            assert_eq!(service.status(service.get("/")).await, expected, "{what}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn requests_of_one_key_share_a_look_up() {
     let (lookups, gate) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));

@@ -52,7 +52,7 @@ async fn requests_wait_in_their_order_for_as_long_as_they_may() {
         assert_eq!(ask(&service).await.unwrap(), 429, "{kind:?}");
         clock.advance(MINUTE);
         assert_eq!(second.await.unwrap(), 200, "{kind:?}");
-        // It asks on a thread of the server. Were the clock moved meanwhile, its answer would be a minute old.
+        // The third asks on a thread of the server. Were the clock moved meanwhile, its answer would be a minute old.
         waiting(1).await;
         assert!(!third.is_finished(), "{kind:?}");
         clock.advance(MINUTE);
