@@ -99,6 +99,11 @@ fn a_permit_of_three_rules_is_three_allocations() {
 
 #[test]
 fn a_refused_call_allocates_nothing() {
+    #[limit_concurrent_requests(prefix = "place", count = 1, lease = "1h", limiter = limiter)]
+    async fn place(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+        std::future::pending().await
+    }
+
     let limiter = Limiter::in_memory();
     for algorithm in [
         Algorithm::FixedWindow { align: false },
@@ -112,12 +117,6 @@ fn a_refused_call_allocates_nothing() {
         let _place = now(limiter.acquire(&rule, 4711)).unwrap();
         assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap_err())), 0, "{rule:?}");
     }
-
-    #[limit_concurrent_requests(prefix = "place", count = 1, lease = "1h", limiter = limiter)]
-    async fn place(limiter: &Limiter) -> Result<(), RequestPerMinute> {
-        std::future::pending().await
-    }
-
     let mut running = pin!(place(&limiter));
     assert!(running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(allocations(|| drop(now(place(&limiter)).unwrap_err())), 0);

@@ -236,7 +236,8 @@ proptest! {
                 }
                 _ => run.now_ms += number,
             }
-            [1, number].into_iter().for_each(|cost| run.deny(cost));
+            run.deny(1);
+            run.deny(number);
         }
         for (at, first) in run.made.iter().enumerate() {
             let mut used = 0;
