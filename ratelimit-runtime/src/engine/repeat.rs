@@ -179,7 +179,7 @@ impl Refund {
     async fn complete(self, engine: &EngineRef) -> Result<u64, StoreError> {
         let changed = engine.queues().changed_on_drop(self.counters);
         let refunded = engine.within_deadline(self.reply).await.and_then(|refunded| refunded);
-        drop(changed);
+        drop(changed); // after the reply, with which the guard has dropped cached denials
         if let (Err(error), Some(charges)) = (&refunded, self.repeatable) {
             engine.repeat_after(error, Work::Refund(charges));
         }

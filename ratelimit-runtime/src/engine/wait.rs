@@ -89,7 +89,7 @@ impl AcquireRequest {
                     return Ok(Permit::free(uncounted_decision(&charges)));
                 }
                 let Some(early) = early else {
-                    position.probe(); // changed charges join their queues in the order of the turns
+                    position.probe(); // each caller takes over changed charges at its turn, see `update_rules` below
                     continue;
                 };
                 if !position.update_rules(&charges) {

@@ -223,6 +223,15 @@ impl GuardInner {
     fn update_denials(&self, batch: &[Request], tags: &[QueryTag]) {
         for ((request, charge), tag) in charges_of(batch).zip(tags) {
             match request.outcome {
+                // It fits, so a cached denial is older. In several slots, this call may have charged the counter and
+                // refunded it: other calls were denied meanwhile, and their answers may still be on the way.
+                Ok(false) if request.consume && charge.cost > 0 && charge.decision.retry_after().is_none() => {
+                    if tags.iter().any(|other| other.slot != tag.slot) {
+                        self.denials.invalidate(charge.counter.id());
+                    } else {
+                        self.denials.remove(charge.counter.id());
+                    }
+                }
                 Ok(false) if request.consume => {
                     let wait_ms = u64::try_from(charge.slot_delay.as_millis()).unwrap_or(u64::MAX);
                     self.cache_denial(

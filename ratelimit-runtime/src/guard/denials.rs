@@ -172,7 +172,7 @@ impl DenialCache {
     ) {
         let Some(entry) = DenialEntry::new(rule, denial, times, server) else { return };
         let mut shard = self.shard(id);
-        if shard.invalidations != invalidations || !shard.has_room(id, times.1, is_current) {
+        if shard.invalidations != invalidations || !shard.make_room(id, times.1, is_current) {
             return;
         }
         let ends_us = entry.ends_us();
@@ -197,9 +197,9 @@ impl DenialCache {
 }
 
 impl DenialShard {
-    /// Checks whether there is room for an entry. A full shard is swept if entries may have ended
+    /// Returns true if there is room for an entry. A full shard is swept if entries may have ended
     /// since.
-    fn has_room(&mut self, id: CounterId, now_us: u64, is_current: impl Fn(ServerEpoch) -> bool) -> bool {
+    fn make_room(&mut self, id: CounterId, now_us: u64, is_current: impl Fn(ServerEpoch) -> bool) -> bool {
         let epochs = Epoch::count();
         let may_have_ended = self.earliest_end_us <= now_us || self.swept_at_epoch != epochs;
         if self.entries.len() >= CAPACITY && may_have_ended && !self.entries.contains_key(&id) {

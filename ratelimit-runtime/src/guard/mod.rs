@@ -340,6 +340,24 @@ mod tests {
         assert!(call_ten_keys().await < 10, "no denial was cached");
     }
 
+    /// The other rule refuses the call. This one fits: in a cluster, another call may have seen it charged and
+    /// not yet refunded.
+    #[tokio::test]
+    async fn a_cached_denial_is_dropped_when_a_refused_call_finds_that_it_fits() {
+        let store = Refusing::default();
+        let limiter = Limiter::with_store(store.clone());
+        let other = Rule::new("other", 1, HOUR);
+        let asked = async |charges: &[(&Rule, Key, u64)]| {
+            let before = store.0.1.load(SeqCst);
+            assert!(limiter.acquire_all(charges).await.is_err());
+            store.0.1.load(SeqCst) - before
+        };
+        let item = [(&RULE, Key::new(1), 1)];
+        assert_eq!([asked(&item).await, asked(&item).await], [1, 0]);
+        let both = [(&other, Key::new(1), 1), (&RULE, Key::new(1), 1)];
+        assert_eq!([asked(&both).await, asked(&item).await], [1, 1]);
+    }
+
     /// A call that waits for the store asks it once it is back.
     #[tokio::test(start_paused = true)]
     async fn a_store_that_is_known_to_be_away_is_not_asked_again() {

@@ -182,7 +182,7 @@ impl QuotaBatches {
     ) -> (SpendResult, FollowUp) {
         let (id, mut follow_up) = (counter.id(), FollowUp::default());
         let mut shard = self.shard(id);
-        if shard.is_closed || !shard.has_room(id, now_us) {
+        if shard.is_closed || !shard.make_room(id, now_us) {
             return (SpendResult::AskUpstream, follow_up);
         }
         let batch = shard.batches.entry(id).or_insert_with(|| QuotaBatch::new(counter, rule));
@@ -327,8 +327,8 @@ impl QuotaBatches {
 }
 
 impl QuotaShard {
-    /// Checks whether there is room for a batch. A full shard is swept of windows that are over.
-    fn has_room(&mut self, id: CounterId, now_us: u64) -> bool {
+    /// Returns true if there is room for a batch. A full shard is swept of windows that are over.
+    fn make_room(&mut self, id: CounterId, now_us: u64) -> bool {
         if self.batches.len() < CAPACITY || self.batches.contains_key(&id) {
             return true;
         }

@@ -65,12 +65,12 @@ struct MemoryShard {
     sweep_at_ms: u64,
     counters: CounterTables,
     /// Number of counters from which on all expired ones are dropped before an insertion.
-    sweep_above: usize,
+    drop_expired_above: usize,
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
-/// Shards with fewer counters are not swept: 4,096 counters in all.
-const SWEPT_AT_LEAST: usize = 16;
+/// The least of it: 4,096 counters in all shards.
+const DROP_EXPIRED_ABOVE: usize = 16;
 
 /// The shards of one request, locked.
 struct LockedShards<'a> {
@@ -259,11 +259,11 @@ impl Memory {
         now_us: u64,
         act: impl FnOnce(&mut dyn MemoryState) -> T,
     ) -> Result<T, Full> {
-        if shard.counters.len() >= shard.sweep_above {
+        if shard.counters.len() >= shard.drop_expired_above {
             let before = shard.counters.len();
             shard.counters.drop_all_expired(now_us / 1000);
             self.stored.fetch_sub(before - shard.counters.len(), Ordering::Relaxed);
-            shard.sweep_above = (2 * shard.counters.len()).max(SWEPT_AT_LEAST);
+            shard.drop_expired_above = (2 * shard.counters.len()).max(DROP_EXPIRED_ABOVE);
         }
         while !self.reserve_room() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {

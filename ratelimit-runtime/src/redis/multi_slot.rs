@@ -23,7 +23,8 @@ use crate::{
     store::{Charge, Charges, Request, StoreError},
 };
 
-/// Time limit of a command without a caller. After that, the charge stays.
+/// Time limit of a refund, after which the charge stays; of a reply on its way, once its caller has left; and of
+/// the look for the longest wait after a refusal.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts to refund.

@@ -344,7 +344,8 @@ impl QueuePosition<'_> {
     }
 
     /// Tells the queues how the caller's charges have changed: their rules, and the longest waits. False
-    /// if that gives the caller other charges than it waits for; the queues stay as they are then.
+    /// if that gives the caller other charges than it waits for, as in shadow mode; the queues stay as they are
+    /// then.
     pub(crate) fn update_rules(&self, charges: &[Charge]) -> bool {
         let mut state = self.queues.lock();
         let now = self.queues.clock.now();
