@@ -225,7 +225,7 @@ fn attempt_some<'a, const N: usize, T>(
         }
         *query = Query::new(rule, key, cost);
     }
-    let settlements = engine.settlements();
+    let settlements = engine.settlements(); // mostly empty: one test for all counters, not one for each
     if !settlements.is_empty() && queries.iter().any(|query| settlements.has(query.id)) {
         return None;
     }

@@ -269,54 +269,12 @@ async fn a_hold_is_ended_although_the_other_one_is_never_found() {
     eventually("it is ended", || async { remaining(&limiter, &TOKENS, keys[1]).await == 1000 }).await;
 }
 
-/// A store that panics at its first settlement.
-#[derive(Clone, Debug)]
-struct PanicsOnce {
-    memory: Limiter,
-    has_panicked: Arc<AtomicBool>,
-}
-
-impl Store for PanicsOnce {
-    fn decide(&self, batch: Batch) -> Reply<Batch> {
-        store_of(&self.memory).decide(batch)
-    }
-
-    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        store_of(&self.memory).refund(charges)
-    }
-
-    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        store_of(&self.memory).reset(counter)
-    }
-
-    fn supports_holds(&self) -> bool {
-        true
-    }
-
-    fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
-        assert!(self.has_panicked.swap(true, Ordering::SeqCst), "a settlement of a store that panics");
-        store_of(&self.memory).settle(charge, used)
-    }
-}
-
-/// The hold whose settlement panicked ends with its lease.
-#[tokio::test]
-async fn a_store_that_panics_settles_the_other_holds_of_the_call() {
-    let store = PanicsOnce { memory: Limiter::in_memory(), has_panicked: Arc::default() };
-    let limiter = Limiter::builder("memory://").deadline(SECOND).on_store_error(OnStoreError::Deny);
-    let (limiter, keys) = (limiter.over(store).unwrap(), [fresh_key(), fresh_key()]);
-    let [one, other] = [0, 1].map(|at| charge_settled(TOKENS, key_of(&keys[at]), 300));
-    let permit = permit_of_several(Some(&limiter), Call::DEFAULT, (one, (other, ()))).await.unwrap();
-    assert_eq!(permit.settle(0).await.unwrap_err().cause(), Cause::Misconfigured);
-    let left = [remaining(&limiter, &TOKENS, keys[0]).await, remaining(&limiter, &TOKENS, keys[1]).await];
-    assert_eq!(left, [700, 1000]);
-}
-
-/// A store that settles nothing while it is away, and counts how many it settles at a time.
+/// A store that settles nothing while it is away, and counts how many it settles at a time. It may panic once.
 #[derive(Clone, Debug)]
 struct SettlesSlowly {
     memory: Limiter,
     is_back: Arc<AtomicBool>,
+    panics: Arc<AtomicBool>,
     at_once: Arc<AtomicU64>,
     most: Arc<AtomicU64>,
 }
@@ -343,6 +301,7 @@ impl Store for SettlesSlowly {
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "a settlement of a store that panics");
         if !self.is_back.load(Ordering::SeqCst) {
             return Reply::Ready(Err(StoreError::unavailable("away")));
         }
@@ -358,10 +317,23 @@ impl Store for SettlesSlowly {
 }
 
 fn on_slow_store() -> (Limiter, SettlesSlowly) {
-    let [at_once, most] = [(); 2].map(|()| Arc::default());
-    let store = SettlesSlowly { memory: Limiter::in_memory(), is_back: Arc::default(), at_once, most };
+    let ([is_back, panics], [at_once, most]) = Default::default();
+    let store = SettlesSlowly { memory: Limiter::in_memory(), is_back, panics, at_once, most };
     let limiter = Limiter::builder("memory://").deadline(PATIENCE).on_store_error(OnStoreError::Deny);
     (limiter.over(store.clone()).unwrap(), store)
+}
+
+/// The hold whose settlement panicked ends with its lease.
+#[tokio::test]
+async fn a_store_that_panics_settles_the_other_holds_of_the_call() {
+    let ((limiter, store), keys) = (on_slow_store(), [fresh_key(), fresh_key()]);
+    store.is_back.store(true, Ordering::SeqCst);
+    store.panics.store(true, Ordering::SeqCst);
+    let [one, other] = [0, 1].map(|at| charge_settled(TOKENS, key_of(&keys[at]), 300));
+    let permit = permit_of_several(Some(&limiter), Call::DEFAULT, (one, (other, ()))).await.unwrap();
+    assert_eq!(permit.settle(0).await.unwrap_err().cause(), Cause::Misconfigured);
+    let left = [remaining(&limiter, &TOKENS, keys[0]).await, remaining(&limiter, &TOKENS, keys[1]).await];
+    assert_eq!(left, [700, 1000]);
 }
 
 /// The lease is over when the store is back: until then the call counts in full.
