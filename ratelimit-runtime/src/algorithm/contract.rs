@@ -214,6 +214,11 @@ pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_u
     }
     if state.is_fresh(now_us) {
         state.restart(query.rule, now_us);
+        let now = DecisionTime { us: now_us, ms: now_us / 1000 };
+        let is_plain = query.hold.is_none() && !query.settles;
+        if is_plain && let Some(outcome) = state.charge_at_once(query.rule, query.cost, now) {
+            return outcome;
+        }
     }
     // Only a hold may be granted less than its cost.
     let amount = if query.hold.is_some() { query.cost.min(found.decision.remaining) } else { query.cost };

@@ -89,8 +89,8 @@ impl<S: MemoryState + Default> CounterTable<S> {
     pub(super) fn insert(&mut self, id: CounterId, state: S) {
         // At a load of 4/5 a search takes three probes on average, in the same cache line or the
         // next.
-        if (self.len + 1) * 5 > self.slots.len() * 4 {
-            self.rebuild(self.len + 1, |_| true);
+        if self.is_full() {
+            self.rebuild(slots_for(self.len + 1));
         }
         self.put(TableSlot::new(id, state));
     }
@@ -119,12 +119,35 @@ impl<S: MemoryState + Default> CounterTable<S> {
         self.len -= 1;
     }
 
-    /// Drops all expired states, and shrinks the table if there were any.
-    pub(super) fn drop_all_expired(&mut self, now_ms: u64) {
-        let is_live = |state: &S| state.expires_at_ms() > now_ms;
-        let kept = self.slots.iter().filter(|slot| !slot.is_empty() && is_live(&slot.state)).count();
-        if kept < self.len {
-            self.rebuild(kept, is_live);
+    /// Slot of an expired state that the search for an id passes.
+    pub(super) fn expired_near(&self, id: CounterId, now_ms: u64) -> Option<usize> {
+        let mut at = self.home(id);
+        while let Some(slot) = self.slots.get(at).filter(|slot| !slot.is_empty()) {
+            if slot.state.expires_at_ms() <= now_ms {
+                return Some(at);
+            }
+            at = self.next(at);
+        }
+        None
+    }
+
+    /// Puts another state into the slot that [`CounterTable::expired_near`] has found for its id.
+    pub(super) fn replace(&mut self, at: usize, id: CounterId, state: S) {
+        self.note_expiry(at, state.expires_at_ms());
+        self.slots[at] = TableSlot::new(id, state);
+    }
+
+    /// Drops all expired states. Shrinks the table if it has more than one segment, and four times the slots
+    /// that it needs for those left, and for `least`.
+    pub(super) fn drop_all_expired(&mut self, now_ms: u64, least: usize) {
+        for segment in 0..self.soonest_ms.len() {
+            while self.soonest_ms[segment] <= now_ms {
+                self.drop_expired_in(segment, now_ms);
+            }
+        }
+        let slots = slots_for(self.len.max(least));
+        if slots * 4 <= self.slots.len() && self.slots.len() > SEGMENT {
+            self.rebuild(slots);
         }
     }
 
@@ -164,6 +187,11 @@ impl<S: MemoryState + Default> CounterTable<S> {
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether one more state makes it grow.
+    pub(super) fn is_full(&self) -> bool {
+        self.len >= self.slots.len() * 4 / 5
     }
 
     #[inline(always)]
@@ -210,19 +238,23 @@ impl<S: MemoryState + Default> CounterTable<S> {
         *soonest_ms = (*soonest_ms).min(expires_at_ms);
     }
 
-    /// Moves the states to keep into new slots, 11 for 7 states.
+    /// Moves the states into new slots.
     #[cold]
-    fn rebuild(&mut self, count: usize, keep: impl Fn(&S) -> bool) {
-        let slots = (count * 11 / 7).max(8);
+    fn rebuild(&mut self, slots: usize) {
         let old = mem::replace(&mut self.slots, (0..slots).map(|_| TableSlot::empty()).collect());
         self.soonest_ms = vec![u64::MAX; slots.div_ceil(SEGMENT)].into();
         self.len = 0;
         for slot in old {
-            if !slot.is_empty() && keep(&slot.state) {
+            if !slot.is_empty() {
                 self.put(slot);
             }
         }
     }
+}
+
+/// The slots of a table that is built for a number of states: 11 for 7.
+fn slots_for(states: usize) -> usize {
+    (states * 11 / 7).max(8)
 }
 
 #[cfg(test)]
@@ -262,7 +294,7 @@ mod tests {
                 match what {
                     // A window that is opened at a step ends at the next one.
                     0 => {
-                        table.drop_all_expired(step / 2);
+                        table.drop_all_expired(step / 2, usize::from(from > 0));
                         map.retain(|_, opened| *opened >= step / 2);
                     }
                     1 => {
@@ -278,6 +310,10 @@ mod tests {
                         let is_new = map.insert(id, step).is_none();
                         if table.update(id, |stored| *stored = window(step)).is_some() {
                             prop_assert!(!is_new);
+                        } else if let (Some(at), 14..) = (table.expired_near(id, step / 2), what) {
+                            table.replace(at, id, window(step));
+                            let expired = map.extract_if(|id, _| get(&mut table, *id).is_none());
+                            prop_assert!(expired.map(|(_, opened)| opened < step / 2).eq([true]));
                         } else {
                             table.insert(id, window(step));
                             prop_assert!(is_new);
@@ -303,7 +339,10 @@ mod tests {
             table.insert(CounterId(1, count.wrapping_mul(0x9E37_79B9_7F4A_7C15)), window(1));
             assert!(table.slots.len() as u64 <= (2 * count).max(8), "{} slots for {count}", table.slots.len());
         }
-        table.drop_all_expired(u64::MAX >> 17);
+        // Not if it needed as many the last time.
+        table.drop_all_expired(u64::MAX >> 17, 20_000);
+        assert!(table.len() == 0 && table.slots.len() > 20_000);
+        table.drop_all_expired(u64::MAX >> 17, 0);
         assert_eq!((table.len(), table.slots.len()), (0, 8));
     }
 }

@@ -64,13 +64,16 @@ struct MemoryShard {
     /// Lower bound of the expiry times of all counters.
     sweep_at_ms: u64,
     counters: CounterTables,
-    /// Number of counters from which on all expired ones are dropped before an insertion.
-    drop_expired_above: usize,
+    /// Number of counters from which on new ones replace expired ones, and all expired ones are dropped before
+    /// a table grows.
+    replace_above: usize,
+    /// Number of counters that were left when all expired ones were dropped.
+    kept: usize,
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
-/// The least of it: 4,096 counters in all shards.
-const DROP_EXPIRED_ABOVE: usize = 16;
+/// The least of it: 12,288 counters in all shards.
+const REPLACE_ABOVE: usize = 48;
 
 /// The shards of one request, locked.
 struct LockedShards<'a> {
@@ -259,20 +262,37 @@ impl Memory {
         now_us: u64,
         act: impl FnOnce(&mut dyn MemoryState) -> T,
     ) -> Result<T, Full> {
-        if shard.counters.len() >= shard.drop_expired_above {
-            let before = shard.counters.len();
-            shard.counters.drop_all_expired(now_us / 1000);
-            self.stored.fetch_sub(before - shard.counters.len(), Ordering::Relaxed);
-            shard.drop_expired_above = (2 * shard.counters.len()).max(DROP_EXPIRED_ABOVE);
+        let replaced = match act {
+            act if shard.counters.len() < shard.replace_above => Err(act),
+            act => shard.counters.replace_expired(id, rule, now_us, act),
+        };
+        let (expires_at_ms, done) = match replaced {
+            Ok(replaced) => replaced,
+            Err(act) => {
+                self.make_room(shard, rule, now_us)?;
+                shard.counters.insert(id, rule, now_us, act)
+            }
+        };
+        shard.note_expiry(Some(expires_at_ms));
+        Ok(done)
+    }
+
+    /// Counts one more counter. Drops expired ones instead of letting a table grow, or if the store is full.
+    fn make_room(&self, shard: &mut MemoryShard, rule: &Rule, now_us: u64) -> Result<(), Full> {
+        let before = shard.counters.len();
+        if before >= shard.replace_above && shard.counters.is_full(rule) {
+            // With fewer slots than the last time needed, the tables would soon grow again.
+            shard.counters.drop_all_expired(now_us / 1000, shard.kept);
+            shard.kept = shard.counters.len();
+            self.stored.fetch_sub(before - shard.kept, Ordering::Relaxed);
+            shard.replace_above = (2 * shard.kept).max(REPLACE_ABOVE);
         }
         while !self.reserve_room() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
                 return Err(Full);
             }
         }
-        let (expires_at_ms, done) = shard.counters.insert(id, rule, now_us, act);
-        shard.note_expiry(Some(expires_at_ms));
-        Ok(done)
+        Ok(())
     }
 
     /// Counts one more counter if the store is not full.

@@ -72,13 +72,36 @@ macro_rules! tables {
             ) -> (u64, T) {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => {
-                        let mut state = algorithm::$module::$state::default();
-                        state.restart(rule, now_us);
-                        let done = act(&mut state);
-                        let expires_at_ms = state.expires_at_ms();
+                        let (state, expires_at_ms, done) = first_change(rule, now_us, act);
                         self.$state.insert(id, state);
                         (expires_at_ms, done)
                     })+
+                }
+            }
+
+            /// Stores a new counter in place of an expired one, as [`CounterTables::insert`] does.
+            /// `Err` if the search for the counter passes no expired one.
+            pub(super) fn replace_expired<T, A: FnOnce(&mut dyn MemoryState) -> T>(
+                &mut self,
+                id: CounterId,
+                rule: &Rule,
+                now_us: u64,
+                act: A,
+            ) -> Result<(u64, T), A> {
+                match rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => {
+                        let Some(at) = self.$state.expired_near(id, now_us / 1000) else { return Err(act) };
+                        let (state, expires_at_ms, done) = first_change(rule, now_us, act);
+                        self.$state.replace(at, id, state);
+                        Ok((expires_at_ms, done))
+                    })+
+                }
+            }
+
+            /// Whether a new counter makes its table grow.
+            pub(super) fn is_full(&self, rule: &Rule) -> bool {
+                match rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => self.$state.is_full(),)+
                 }
             }
 
@@ -87,9 +110,9 @@ macro_rules! tables {
                 false $(|| self.$state.remove(id))+
             }
 
-            /// Drops all expired counters, and shrinks the tables that had any.
-            pub(super) fn drop_all_expired(&mut self, now_ms: u64) {
-                $(self.$state.drop_all_expired(now_ms);)+
+            /// See [`CounterTable::drop_all_expired`].
+            pub(super) fn drop_all_expired(&mut self, now_ms: u64, least: usize) {
+                $(self.$state.drop_all_expired(now_ms, least);)+
             }
 
             /// Drops some expired counters. Returns their number, 0 only if there are none.
@@ -111,6 +134,19 @@ macro_rules! tables {
             }
         }
     };
+}
+
+/// A new state after a first change, its expiry, and the result of `act`.
+fn first_change<S: MemoryState + Default, T>(
+    rule: &Rule,
+    now_us: u64,
+    act: impl FnOnce(&mut dyn MemoryState) -> T,
+) -> (S, u64, T) {
+    let mut state = S::default();
+    state.restart(rule, now_us);
+    let done = act(&mut state);
+    let expires_at_ms = state.expires_at_ms();
+    (state, expires_at_ms, done)
 }
 
 algorithms!(tables);

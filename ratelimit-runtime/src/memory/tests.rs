@@ -68,6 +68,27 @@ fn time_never_goes_back_in_a_shard() {
         }
     });
 }
+
+/// Each key is called once, and a few thousand at a time have not expired.
+#[test]
+fn new_counters_take_the_slots_of_expired_ones() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 1_000_000, 0);
+    let rule = Rule::new("item", 1, PERIOD);
+    let stored = || memory.stored.load(Ordering::Relaxed);
+    let mut most = 0;
+    for number in 0..200_000 {
+        clock.advance(Duration::from_micros(500));
+        let key = Key::new(&number);
+        let mut query = Query::new(&rule, &key, 1);
+        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
+        assert!(query.outcome.fits());
+        most = most.max(stored());
+    }
+    assert_eq!(stored(), (0..SHARDS).map(|at| memory.shard(at).counters.len()).sum::<usize>());
+    assert!(most < 64 * SHARDS, "{most} counters were stored");
+}
+
 const PERIOD: Duration = Duration::from_secs(1);
 
 fn rules() -> impl Strategy<Value = Rule> {

@@ -54,7 +54,7 @@ fn millis(us: u64) -> u64 {
 }
 
 impl Bucket {
-    #[inline(never)]
+    #[inline]
     fn of(level: BucketLevel) -> Self {
         match PackedLevel::of(&level) {
             Some(packed) => Self::Plain(packed),
