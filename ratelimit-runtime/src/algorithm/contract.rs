@@ -226,15 +226,6 @@ pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_u
     Outcome::new(state.evaluate(query, 0, now_us).decision, receipt)
 }
 
-/// Denies a cost that does not fit, for [`MemoryState::charge_at_once`]. `None` if it fits.
-///
-/// A denial changes nothing. A free place is taken with a hold, and the caller of a slot sleeps: an attempt has
-/// neither, so the general way grants them.
-pub(super) fn deny_at_once(state: &mut dyn MemoryState, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-    let found = evaluate(state, &ChargeQuery::of(rule, cost), now.us);
-    (!found.fits).then(|| Outcome::new(found.decision, [0; 2]))
-}
-
 /// A Lua script of an algorithm: two bodies, and the names of the numbers that they take.
 ///
 /// Both bodies see `key`, `call` (`redis.call`) and their numbers. The body that refunds returns

@@ -65,7 +65,9 @@ impl HoldSet {
 
     /// The earliest end.
     pub(super) fn first_end_ms(&self, now_us: u64) -> Option<u64> {
-        self.in_order(now_us).next().map(|(ends_ms, _)| ends_ms)
+        let kept = self.kept.first_key_value().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
+        let ending = self.by_end.first_key_value().map(|((ends_ms, _), _)| *ends_ms);
+        kept.into_iter().chain(ending).min()
     }
 
     /// The latest end.

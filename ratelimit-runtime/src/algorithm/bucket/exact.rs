@@ -61,11 +61,17 @@ impl Run {
 
     /// An attempt denies a cost with the same numbers as the general way.
     fn deny(&mut self, cost: u64) {
+        if cost == 0 {
+            return;
+        }
         let now = DecisionTime { us: self.now_ms * 1000, ms: self.now_ms };
         let found = evaluate(&mut self.bucket, &ChargeQuery::of(&self.rule, cost), now.us);
-        if !found.fits
+        // A token that is free would be taken.
+        let is_queue = matches!(self.rule.algorithm(), Algorithm::LeakyBucket { .. });
+        if (is_queue || !found.fits)
             && let Some(outcome) = self.bucket.charge_at_once(&self.rule, cost, now)
         {
+            assert!(!found.fits, "a cost of {cost} fits");
             assert_eq!(outcome, Outcome::new(found.decision, [0; 2]), "a cost of {cost} by {:?}", self.rule);
         }
     }
@@ -247,6 +253,22 @@ proptest! {
                 let refilled = if is_whole { (time_ms / 100 + 1) * most } else { time_ms * most };
                 prop_assert!(used <= burst * run.unit() + refilled, "{used} in {time_ms} ms from {} on", first.at_ms);
             }
+        }
+    }
+
+    /// Denials of a queue, also by counts that differ from those of the charges.
+    #[test]
+    fn a_queue_denies_at_once_as_in_the_general_way(steps in steps(), queue in 0..20_u64, count in 1..60_u64) {
+        let mut run = Run::new(1, count, Refill::Greedy);
+        run.rule = run.rule.with_algorithm(Algorithm::LeakyBucket { queue });
+        for (kind, number, tenths) in steps {
+            match kind {
+                0..3 => run.charge(number % (queue + 1), false),
+                3 => run.rule = run.rule.with_count(tenths),
+                _ => run.now_ms += number,
+            }
+            run.deny(1);
+            run.deny(number);
         }
     }
 }

@@ -24,7 +24,7 @@ use self::{
     lows::Lows,
     packed::PackedLevel,
 };
-use super::contract::{Ban, Evaluation, MemoryState, Recovery, deny_at_once};
+use super::contract::{Ban, Evaluation, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
@@ -84,15 +84,31 @@ impl Bucket {
         }
     }
 
-    /// The outcome if a cost does not fit. `None` also for a ban, and if the clock was set back: the time of
-    /// the last write is later then.
+    /// The outcome for a queue if a cost does not fit. `None` also for an empty queue, a ban, and numbers that
+    /// are too large.
     #[inline(never)]
-    fn deny_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-        let level = self.level();
-        if level.is_banned || now.ms < level.written_ms {
-            return None;
-        }
-        deny_at_once(self, rule, cost, now)
+    fn deny_queued(&self, rule: &Rule, cost: u64, now_ms: u64) -> Option<Outcome> {
+        let (unit, refill) = (NonZeroU64::new(rule.period_ms())?, NonZeroU64::new(rule.count())?);
+        let Self::Plain(packed) = self else { return None };
+        let since_ms = now_ms.checked_sub(packed.time())?; // the time of a ban is later than now
+        let left_ms = packed.full_at_ms.checked_sub(now_ms)?;
+        // See `BucketLevel::deficit_at`.
+        let least = left_ms.checked_sub(1)?.checked_mul(refill.get())? + 1;
+        let deficit = packed.deficit().saturating_sub(since_ms.saturating_mul(refill.get())).max(least);
+        let (after, capacity) = (deficit.checked_add(cost.checked_mul(unit.get())?)?, rule.limit() * unit.get());
+        (after > capacity).then(|| denied(deficit, after, capacity, unit, refill, left_ms))
+    }
+}
+
+/// The outcome if the deficit after a charge exceeds the capacity. The bucket refills each millisecond.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in each call that is refused
+fn denied(before: u64, after: u64, capacity: u64, unit: NonZeroU64, refill: NonZeroU64, left_ms: u64) -> Outcome {
+    Outcome {
+        remaining: capacity.saturating_sub(before) / unit,
+        reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
+        retry_after_ms: (after - capacity).div_ceil(refill.get()).min(left_ms),
+        receipt: [0; 2],
     }
 }
 
@@ -178,7 +194,7 @@ impl MemoryState for Bucket {
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         let burst = match rule.algorithm() {
             Algorithm::TokenBucket { burst, refill: Refill::Greedy } => burst,
-            Algorithm::LeakyBucket { .. } => return self.deny_at_once(rule, cost, now),
+            Algorithm::LeakyBucket { .. } => return self.deny_queued(rule, cost, now.ms),
             _ => return None,
         };
         let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
@@ -198,12 +214,7 @@ impl MemoryState for Bucket {
         let (after, capacity) = (before + cost * unit.get(), burst * unit.get());
         if after > capacity {
             let left_ms = packed.full_at_ms.saturating_sub(now_ms);
-            return Some(Outcome {
-                remaining: capacity.saturating_sub(before) / unit,
-                reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
-                retry_after_ms: (after - capacity).div_ceil(refill.get()).min(left_ms),
-                receipt: [0; 2],
-            });
+            return Some(denied(before, after, capacity, unit, refill, left_ms));
         }
         if is_live && !packed.has_pace(refill.get()) {
             return None;

@@ -7,7 +7,7 @@
 use redis::Value;
 
 use super::{
-    contract::{Evaluation, MemoryState, Recovery, deny_at_once},
+    contract::{Evaluation, MemoryState, Recovery},
     hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
@@ -65,9 +65,11 @@ impl MemoryState for Semaphore {
         [hold.id, amount]
     }
 
+    /// Only denies: a free place is taken with a hold, which an attempt does not have.
     #[inline]
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-        deny_at_once(self, rule, cost, now)
+        let found = self.evaluate(&ChargeQuery::of(rule, cost), cost, now.us);
+        (!found.fits).then(|| Outcome::new(found.decision, [0; 2]))
     }
 
     #[inline]
