@@ -82,7 +82,8 @@ impl<E: Renew> HeldCharge<E> {
     }
 
     /// The pause after a failed renewal: a third of the time for which it is still held, so that a lease
-    /// has room for several attempts, but at least a deadline of the store.
+    /// has room for several attempts. It is at least a deadline of the store, and at most the interval
+    /// between renewals, which follows also if it is no longer held.
     fn pause_after_failure(&self) -> Duration {
         let until = Duration::from_micros(self.until_us.load(Ordering::Acquire));
         let left = until.saturating_sub(self.engine.now());

@@ -130,7 +130,8 @@ impl EngineRef {
         });
     }
 
-    /// Refunds, and returns the amount. If no request was sent, it is repeated in the background.
+    /// Refunds, and returns the amount. If that certainly failed, it is repeated in the background: if no request
+    /// was sent, or the server refused it.
     pub(crate) async fn refund(&self, charges: Charges, origin: Origin) -> Result<u64, RequestPerMinute> {
         let Some(rule) = charges.first().map(|charge| charge.rule) else { return Ok(0) };
         let refund = self.begin_refund(charges, origin);

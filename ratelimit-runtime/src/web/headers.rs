@@ -12,8 +12,9 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 /// If several rules were charged, the fields are those of the most restrictive one: the least
 /// remains, or else the reset takes longest. On a refusal they are those of the rule that refused.
 /// So it is with nested layers. With `Ietf`, a layer names all of its rules that apply to the request
-/// in `RateLimit-Policy`, also if nothing was counted during an outage of the store, and each layer
-/// adds its own to the lists. A rule in [shadow mode](Rule::with_shadow) has no fields.
+/// in `RateLimit-Policy`, and each layer adds its own to the lists. An admitted response has them also
+/// if nothing was counted during an outage of the store. A refusal that is not about a limit, such as
+/// 503, has none. A rule in [shadow mode](Rule::with_shadow) has no fields.
 ///
 /// Seconds are rounded up. Each HTTP refusal for which waiting helps has `Retry-After`, in every style,
 /// also with `None`; a gRPC refusal has a `RetryInfo` instead.

@@ -12,8 +12,8 @@
 //! whose cost does not fit yet blocks the callers behind it.
 //!
 //! A caller of several counters waits for all of them at once. While another of its counters has no
-//! room, or has others ahead of it, the caller is *parked* here. A parked caller blocks no other,
-//! and the queue skips it.
+//! room, the caller is *parked* here. A parked caller blocks no other, and the queue skips it. It also
+//! skips a caller that has others ahead of it at another counter that has room.
 //!
 //! If this counter has recently refused a call, the caller's cost is *reserved* here, from one period
 //! before its other counter has room. The callers behind it get the rest. So it is not overtaken for

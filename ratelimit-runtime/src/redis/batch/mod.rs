@@ -5,6 +5,9 @@
 //! charges share an entry. A round trip belongs to no single caller, so a cancelled caller takes
 //! nothing from the others.
 //!
+//! An entry is one decision. A batch is the entries of one round trip: in a cluster, of several slots. It is
+//! sent as one script call for each slot and script, see `Packet` in `command.rs`.
+//!
 //! Nothing here touches the network: `runtime_node` sends what the queue yields.
 
 mod entry;
