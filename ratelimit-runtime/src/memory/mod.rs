@@ -114,7 +114,7 @@ impl Memory {
     }
 
     /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
-    /// no room for the counter, or if slots or places are not denied.
+    /// no room for the counter, and for a slot that comes later or a place that is not denied.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_one(
@@ -130,12 +130,14 @@ impl Memory {
         if let Some(decided) = counters.charge_at_once(id, rule, cost, &mut time) {
             return Some(decided);
         }
-        if !rule.decides_at_once() {
+        if rule.is_concurrent() {
             return None;
         }
         let now_us = time.us().us;
-        let outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
-        Some((outcome, now_us))
+        // Denies a slot for which the caller has to sleep.
+        let query = ChargeQuery { longest_wait_ms: 0, ..ChargeQuery::of(rule, cost) };
+        let outcome = self.charge_locked(shard, id, &query, now_us).ok()?;
+        (outcome.fits() || rule.decides_at_once()).then_some((outcome, now_us))
     }
 
     /// Locks the shards of some counters, each once and in order.

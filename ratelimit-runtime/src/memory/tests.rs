@@ -89,6 +89,29 @@ fn new_counters_take_the_slots_of_expired_ones() {
     assert!(most < 64 * SHARDS, "{most} counters were stored");
 }
 
+/// A caller of a later slot has to sleep, and the general way lets it.
+#[test]
+fn only_the_first_slot_of_a_queue_is_given_at_once() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 1_000_000, 0);
+    let rule = Rule::new("item", 10, PERIOD).with_algorithm(Algorithm::LeakyBucket { queue: 1 });
+    for _ in 0..2 {
+        let attempt = |cost| {
+            let mut query = Query::new(&rule, &Key::NONE, cost);
+            matches!(memory.try_charge(&mut query, None), Attempt::Decided).then(|| query.outcome.fits())
+        };
+        assert_eq!([attempt(1), attempt(1), attempt(2)], [Some(true), None, Some(false)]);
+        clock.advance(PERIOD / 10);
+        // A request of the general way takes the slot of now.
+        let queued = Charge::new(rule, CounterName::new("", &rule, &Key::NONE), 1);
+        let queued = Charge { longest_wait: Duration::MAX, ..queued };
+        let Reply::Ready(batch) = memory.decide(Request::new(queued, true).into()) else { panic!("memory waits") };
+        assert!(batch.into_first().unwrap().outcome.unwrap());
+        assert_eq!(attempt(1), None);
+        clock.advance(PERIOD);
+    }
+}
+
 const PERIOD: Duration = Duration::from_secs(1);
 
 fn rules() -> impl Strategy<Value = Rule> {

@@ -84,18 +84,27 @@ impl Bucket {
         }
     }
 
-    /// The outcome for a queue if a cost does not fit. `None` also for an empty queue, a ban, and numbers that
-    /// are too large.
+    /// [`MemoryState::charge_at_once`] for a queue: charges an empty one, and denies a cost that does not fit.
+    /// `None` also for a slot that comes later, a ban, and numbers that are too large.
     #[inline(never)]
-    fn deny_queued(&self, rule: &Rule, cost: u64, now_ms: u64) -> Option<Outcome> {
+    fn charge_queue(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Option<Outcome> {
         let (unit, refill) = (NonZeroU64::new(rule.period_ms())?, NonZeroU64::new(rule.count())?);
         let Self::Plain(packed) = self else { return None };
         let since_ms = now_ms.checked_sub(packed.time())?; // the time of a ban is later than now
-        let left_ms = packed.full_at_ms.checked_sub(now_ms)?;
+        let (charged, capacity) = (cost.checked_mul(unit.get())?, rule.limit() * unit.get());
+        let left_ms = packed.full_at_ms.saturating_sub(now_ms);
+        if left_ms == 0 && charged <= capacity {
+            let (remaining, reset_after_ms) = ((capacity - charged) / unit, charged.div_ceil(refill.get()));
+            let full_at_ms = now_ms + reset_after_ms;
+            let level = BucketLevel { full_at_ms, deficit: charged, ..BucketLevel::full(now_ms) };
+            *packed = PackedLevel::of(&level)?;
+            let receipt = level.queue_end(&BucketParams::of(rule));
+            return Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt });
+        }
         // See `BucketLevel::deficit_at`.
         let least = left_ms.checked_sub(1)?.checked_mul(refill.get())? + 1;
         let deficit = packed.deficit().saturating_sub(since_ms.saturating_mul(refill.get())).max(least);
-        let (after, capacity) = (deficit.checked_add(cost.checked_mul(unit.get())?)?, rule.limit() * unit.get());
+        let after = deficit.checked_add(charged)?;
         (after > capacity).then(|| denied(deficit, after, capacity, unit, refill, left_ms))
     }
 }
@@ -188,13 +197,13 @@ impl MemoryState for Bucket {
     }
 
     /// If tokens come back one by one, and the clock was not set back. A charge is made only if all charges
-    /// since the bucket was full had the same count, below 2^30. For a queue, only a denial.
+    /// since the bucket was full had the same count, below 2^30. For a queue, see [`Bucket::charge_queue`].
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         let burst = match rule.algorithm() {
             Algorithm::TokenBucket { burst, refill: Refill::Greedy } => burst,
-            Algorithm::LeakyBucket { .. } => return self.deny_queued(rule, cost, now.ms),
+            Algorithm::LeakyBucket { .. } => return self.charge_queue(rule, cost, now.ms),
             _ => return None,
         };
         let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
