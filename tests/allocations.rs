@@ -48,6 +48,22 @@ fn an_admitted_call_allocates_nothing() {
     assert_eq!(allocations(|| assert!(now(annotated(1)).is_ok())), 0);
 }
 
+/// Its counter has expired, and is stored still.
+#[test]
+fn a_call_of_a_bucket_that_is_full_again_allocates_nothing() {
+    let clock = ManualClock::new();
+    let limiter = now(Limiter::builder("memory://").clock(clock.clone()).build()).unwrap();
+    for algorithm in [Algorithm::TokenBucket { burst: 9, refill: Refill::Greedy }, Algorithm::LeakyBucket { queue: 0 }]
+    {
+        let rule = Rule::new("item", 9, Duration::from_secs(9)).with_algorithm(algorithm);
+        let call = || {
+            clock.advance(Duration::from_secs(1));
+            drop(now(limiter.acquire(&rule, 4711)).unwrap());
+        };
+        assert_eq!(allocations(call), 0, "{algorithm:?}");
+    }
+}
+
 #[test]
 fn an_admitted_call_of_several_limits_allocates_nothing() {
     const DAILY: Rule = Rule::new("daily", MILLION, DAY);
