@@ -77,6 +77,10 @@ pub(crate) enum Against {
     ThrottleKit,
     Limitador,
     LeakyBucket,
+    /// A map of logs of times.
+    OwnLog,
+    /// A map of semaphores.
+    Semaphores,
 }
 
 impl Against {
@@ -88,6 +92,8 @@ impl Against {
             Self::ThrottleKit => "throttle-kit",
             Self::Limitador => "limitador",
             Self::LeakyBucket => "leaky-bucket",
+            Self::OwnLog => "own-log",
+            Self::Semaphores => "semaphores",
         }
     }
 }
@@ -139,6 +145,12 @@ impl Case {
         cases.extend([Way::Annotated, Way::Acquire].map(|way| Self { way, on: On::Own, ..first }));
         for against in [Against::ThrottleKit, Against::Limitador, Against::LeakyBucket] {
             cases.extend([false, true].map(|refused| Self { refused, against, ..first }));
+        }
+        // governor has neither logs nor places: what a user would write.
+        for (name, against) in [(Name::SlidingLog, Against::OwnLog), (Name::Concurrent, Against::Semaphores)] {
+            for way in [Way::Annotated, Way::Acquire] {
+                cases.extend([false, true].map(|refused| Self { way, name, against, refused, ..first }));
+            }
         }
         let calls = cases.into_iter().flat_map(|case| {
             let scenes = [1, 1_000, MANY].into_iter().flat_map(|keys| [(keys, false), (keys, true)]);
@@ -232,7 +244,9 @@ impl Case {
             }
             (Against::Governor, Way::Annotated, Name::SlidingLog) => Some(1.2),
             (Against::Governor, _, Name::SlidingLog) => Some(1.5),
-            (Against::Governor, ..) => Some(1.0),
+            // A place is taken and released, see `Against::Semaphores`.
+            (Against::Governor, _, Name::Concurrent) => None,
+            (Against::Governor | Against::OwnLog, ..) => Some(1.0),
             _ => None,
         }
     }

@@ -27,7 +27,8 @@
 //!   `namespace`: it has one. `own-limiter`: it is not installed.
 //! - `governor`: `check_key` of its keyed limiter with default settings. It has one algorithm, and
 //!   all of ours are compared with that. `two-governors`: one call of each of two such limiters.
-//!   `one-rule`: our own call with one rule.
+//!   `one-rule`: our own call with one rule. `own-log`: a map of logs of times, as a user would write
+//!   it. `semaphores`: a map of tokio's semaphores.
 //! - `bytes`: all that is allocated for a key, empty slots included, at 900,000 keys and at the
 //!   worst number of keys between that and 2,000,000.
 //!

@@ -1,10 +1,17 @@
 //! The limiters that ours is compared with, each as a user would call it.
 
-use std::{collections::HashMap, num::NonZeroU32};
+use std::{
+    collections::{HashMap, VecDeque},
+    num::NonZeroU32,
+    sync::Arc,
+    time::Instant,
+};
 
+use dashmap::DashMap;
 use governor::{DefaultKeyedRateLimiter, Quota};
 use ratelimit_runtime::Limiter;
 use throttle_kit::InMemoryBackend;
+use tokio::sync::Semaphore;
 
 use crate::{
     cases::{Against, Case, Way},
@@ -45,6 +52,32 @@ pub(crate) fn other<K: Keys<Key: 'static>>(case: &Case, limiter: &'static Limite
             filled(case, keys, move |key| {
                 let context = HashMap::from([("key".to_owned(), K::with_text(key, str::to_owned))]).into();
                 !limiter.check_rate_limited_and_update(&namespace, &context, 1).expect("memory does not fail").limited
+            })
+        }
+        Against::OwnLog => {
+            let logs = DashMap::<K::Key, VecDeque<Instant>>::new();
+            filled(case, keys, move |key| {
+                let (mut log, now) = (logs.entry(key.clone()).or_default(), Instant::now());
+                while log.front().is_some_and(|time| *time + HOUR <= now) {
+                    log.pop_front();
+                }
+                let fits = log.len() < count as usize;
+                if fits {
+                    log.push_back(now);
+                }
+                fits
+            })
+        }
+        // A permit is dropped when its call ends. In rows with refusals the first one is kept.
+        Against::Semaphores => {
+            let (places, refused) = (DashMap::<K::Key, Arc<Semaphore>>::new(), case.refused);
+            filled(case, keys, move |key| {
+                let semaphore = {
+                    let places = places.entry(key.clone()).or_insert_with(|| Arc::new(Semaphore::new(count as usize)));
+                    Arc::clone(&places)
+                };
+                let place = semaphore.try_acquire_owned();
+                place.map(|place| if refused { place.forget() }).is_ok()
             })
         }
         // It has no keys.
