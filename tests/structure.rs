@@ -572,17 +572,24 @@ fn strings_after<'a>(text: &'a str, beginnings: &[&str]) -> Vec<&'a str> {
 fn the_guide_lists_each_log_event_and_metric() {
     let runtime = source("ratelimit-runtime");
     let page = fs::read_to_string(runtime.join("guide/operations.md")).expect("a text");
+    let table = |heading: &str| page.split(heading).nth(1).and_then(|rest| rest.split("\n\n").next()).expect("a table");
     let (mut events, mut missing) = (0, String::new());
     for file in files(&runtime) {
         let text = fs::read_to_string(&file).expect("a text");
         let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        let logged = ["tracing::error!(", "tracing::warn!(", "tracing::info!(", "tracing::debug!(", "debug_span!("];
-        for message in strings_after(code, &logged) {
-            events += 1;
-            // A row may leave out what follows the first part of a message.
-            let begin = message.split([';', ':', ',']).next().unwrap_or_default();
-            if !page.contains(&format!("`{begin}")) {
-                let _ = writeln!(missing, "{}: {message}", short(&file));
+        for (heading, logged) in [
+            ("\n| `ERROR` |", &["tracing::error!("][..]),
+            ("\n| `WARN` |", &["tracing::warn!("]),
+            ("\n| `INFO` |", &["tracing::info!("]),
+            ("\n| `DEBUG` |", &["tracing::debug!(", "debug_span!("]),
+        ] {
+            for message in strings_after(code, logged) {
+                events += 1;
+                // A row may leave out what follows the first part of a message.
+                let begin = message.split([';', ':', ',']).next().unwrap_or_default();
+                if !table(heading).contains(&format!("`{begin}")) {
+                    let _ = writeln!(missing, "{}: {message}", short(&file));
+                }
             }
         }
         for metric in code.split('"').filter(|text| text.starts_with("ratelimit_") && !text.contains([' ', ':'])) {

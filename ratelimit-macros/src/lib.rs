@@ -422,6 +422,9 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// or an error, by a panic, or because the call is dropped. If all places are taken, the function
 /// returns an error at once, waits, or returns another value, as `on_limit` says.
 ///
+/// A stream that the function returns is read after that. To hold the place meanwhile, move the permit
+/// into the stream: see `permit`.
+///
 /// # Arguments
 ///
 /// | argument | meaning | value | default |

@@ -237,7 +237,8 @@ mod recorder {
 
     use crate::{Cause, RequestPerMinute, Rule};
 
-    /// The counters of a rule.
+    /// The counters of a rule: those of [`OUTCOMES`], then those of [`OTHERS`], in the same order.
+    /// [`series`] finds them by their number.
     #[derive(Clone, Copy)]
     enum Recorded {
         Admitted,

@@ -56,7 +56,7 @@
 //!
 //! | setting | value | |
 //! |---|---|---|
-//! | `enabled` | `true` or `false` | `false`: the rule neither refuses nor counts any call |
+//! | `enabled` | `true` or `false` | `false`: the rule neither refuses nor counts any call; those that wait run |
 //! | `count` | at least 1 | acts on the next call; earlier calls still count |
 //! | `ttl` | at least 1, by default 1 | the period, in `unit`s. After a change all counters begin at zero |
 //! | `unit` | `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"`, `"Days"` | the unit of `ttl` |
@@ -78,7 +78,7 @@
 //! - **Options of an algorithm** need `algorithm` beside them. Without `algorithm`, the options stay as in the
 //!   code: a changed count of a `TokenBucket` does not change its burst.
 //! - **`#[limit_concurrent_requests]`**: `count` is the number of concurrent calls, and the time is the lease,
-//!   from 1 s to 1 day.
+//!   from 1 s to 1 day. A changed lease keeps the places.
 //! - **Keys** are written as a [`Key`](crate::Key) is printed: `"4711"` for a number, `"alice"` for a text,
 //!   `"(eu,4712)"` for a tuple. A text with spaces is written as it is. The characters `%{}(),` within a text
 //!   are escaped: a comma is `%2C`.
@@ -97,7 +97,8 @@
 //! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
 //!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
 //!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
-//!   fitted stay in effect, or else the code.
+//!   fitted stay in effect, or else the code. `enabled = false` and `on_store_error` apply also if other
+//!   settings of the entry do not fit.
 //! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with a warning in the log: a
 //!   banned caller should not wait. Calls with a rule of [`Rules::rule`] are refused as misconfigured.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one

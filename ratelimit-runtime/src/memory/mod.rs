@@ -19,13 +19,14 @@ use crate::{
     observe,
     rule::ban_ms,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
-    sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, try_spin_lock},
+    sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all},
 };
 
 mod counter_table;
 #[cfg(all(test, model_check))]
 mod model_check;
 mod overflow;
+mod room;
 mod several;
 mod tables;
 #[cfg(all(test, not(model_check)))]
@@ -72,8 +73,6 @@ struct MemoryShard {
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
-/// The least of it: 12,288 counters in all shards.
-const REPLACE_ABOVE: usize = 48;
 
 /// The shards of one request, locked.
 struct LockedShards<'a> {
@@ -208,6 +207,8 @@ impl Memory {
             }
             match charged {
                 Ok(outcome) if outcome.fits() => charge.set_held_cost(),
+                // A rule in shadow mode refuses nothing.
+                Err(Full) if charge.rule.is_shadow() => {}
                 // In the overflow, others may have charged since it was evaluated.
                 charged => {
                     for charge in &request.charges[..at] {
@@ -228,13 +229,6 @@ impl Memory {
         found.unwrap_or_else(|| Evaluation::fresh(query.rule, query.least()))
     }
 
-    fn full(&self) -> StoreError {
-        StoreError::unavailable(format!(
-            "the memory store is full: all of its {} counters are in use; `Builder::max_keys` sets how many it may hold",
-            self.capacity
-        ))
-    }
-
     /// Charges a counter that is not stored. One that is in the overflow stays there: here it would get a
     /// fresh quota.
     fn charge_new(
@@ -253,86 +247,6 @@ impl Memory {
             return Ok(Outcome::new(found.decision, [0; 2]));
         }
         self.insert_new(shard, id, query.rule, now_us, |state| charge(state, query, now_us))
-    }
-
-    /// Stores a new counter after a first change.
-    fn insert_new<T>(
-        &self,
-        shard: &mut MemoryShard,
-        id: CounterId,
-        rule: &Rule,
-        now_us: u64,
-        act: impl FnOnce(&mut dyn MemoryState) -> T,
-    ) -> Result<T, Full> {
-        let replaced = match act {
-            act if shard.counters.len() < shard.replace_above => Err(act),
-            act => shard.counters.replace_expired(id, rule, now_us, act),
-        };
-        let (expires_at_ms, done) = match replaced {
-            Ok(replaced) => replaced,
-            Err(act) => {
-                self.make_room(shard, rule, now_us)?;
-                shard.counters.insert(id, rule, now_us, act)
-            }
-        };
-        shard.note_expiry(Some(expires_at_ms));
-        Ok(done)
-    }
-
-    /// Counts one more counter. Drops expired ones instead of letting a table grow, or if the store is full.
-    fn make_room(&self, shard: &mut MemoryShard, rule: &Rule, now_us: u64) -> Result<(), Full> {
-        let before = shard.counters.len();
-        if before >= shard.replace_above && shard.counters.is_full(rule) {
-            // With fewer slots than the last time needed, the tables would soon grow again.
-            shard.counters.drop_all_expired(now_us / 1000, shard.kept);
-            shard.kept = shard.counters.len();
-            self.stored.fetch_sub(before - shard.kept, Ordering::Relaxed);
-            shard.replace_above = (2 * shard.kept).max(REPLACE_ABOVE);
-        }
-        while !self.reserve_room() {
-            if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
-                return Err(Full);
-            }
-        }
-        Ok(())
-    }
-
-    /// Counts one more counter if the store is not full.
-    ///
-    /// The number never exceeds the capacity, not even for a moment: another thread would find the
-    /// store full when it is not.
-    fn reserve_room(&self) -> bool {
-        let one_more = |stored| (stored < self.capacity).then_some(stored + 1);
-        self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
-    }
-
-    /// Drops some expired counters, if there are any. Returns their number.
-    fn sweep(&self, shard: &mut MemoryShard, now_us: u64) -> usize {
-        if shard.sweep_at_ms > now_us / 1000 {
-            return 0;
-        }
-        let dropped = shard.counters.drop_some_expired(now_us / 1000);
-        if dropped == 0 {
-            shard.sweep_at_ms = shard.counters.soonest_ms();
-        }
-        self.stored.fetch_sub(dropped, Ordering::Relaxed);
-        dropped
-    }
-
-    /// Sweeps the first other shard that has expired counters. Returns their number.
-    ///
-    /// Locked shards are skipped, since two threads could wait for each other's.
-    fn sweep_others(&self, now_us: u64) -> usize {
-        self.shards
-            .iter()
-            .filter_map(|shard| try_spin_lock(shard))
-            .map(|mut shard| {
-                // No later decision here may be earlier than the sweep.
-                shard.latest_us = shard.latest_us.max(now_us);
-                self.sweep(&mut shard, now_us)
-            })
-            .find(|dropped| *dropped > 0)
-            .unwrap_or(0)
     }
 
     fn refund_locked(
@@ -386,12 +300,6 @@ impl Memory {
             self.remove(shard, id);
         }
         still_held
-    }
-
-    fn remove(&self, shard: &mut MemoryShard, id: CounterId) {
-        if shard.counters.remove(id) {
-            self.stored.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 

@@ -79,7 +79,7 @@ fn new_counters_take_the_slots_of_expired_ones() {
     let mut most = 0;
     for number in 0..200_000 {
         clock.advance(Duration::from_micros(500));
-        let key = Key::new(&number);
+        let key = Key::new(number);
         let mut query = Query::new(&rule, &key, 1);
         assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
         assert!(query.outcome.fits());

@@ -148,6 +148,9 @@ impl Rule {
     /// - A call that would wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the
     ///   slot and runs at once.
     /// - If the rule would refuse, the other rules of the call are decided again without it.
+    /// - If a memory store is full and has no counter of the rule, the call is not counted by it. If a server
+    ///   fails, the failure policy decides on the whole call: on a cluster that may be the server of this rule's
+    ///   counter alone.
     /// - The counter is the same in both modes: after the trial, earlier calls still count.
     ///
     /// ```

@@ -116,6 +116,18 @@ async fn settings_of_the_file_apply_to_annotated_functions_and_stacked_rules() {
         .await;
 }
 
+/// Settings that do not fit are ignored; that the rule is switched off is not.
+#[tokio::test]
+async fn a_rule_is_switched_off_also_beside_settings_that_do_not_fit() {
+    let (log, _guard) = Log::install();
+    let off = with("[rules.item]\nenabled = false\nalgorithm = \"LeakyBucket\"\nqueue = 1").await;
+    let (item, other) = (Rule::new("item", 1, MINUTE), Rule::new("other", 9, MINUTE));
+    for _ in 0..3 {
+        off.acquire_all(&[(&item, Key::new(1), 1), (&other, Key::new(1), 1)]).await.unwrap();
+    }
+    assert!(log.with("do not fit the code").is_empty());
+}
+
 /// Headers name the rule that was charged, and no rule that is switched off.
 #[tokio::test]
 async fn headers_of_a_layer_report_the_rule_in_force() {

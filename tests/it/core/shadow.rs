@@ -49,6 +49,22 @@ async fn a_shadow_rule_that_is_charged_twice_for_a_key_refuses_nothing() {
     }
 }
 
+/// The counter of the other rule is stored. Before, its call was refused as unavailable.
+#[tokio::test]
+async fn a_shadow_rule_refuses_nothing_in_a_full_store() {
+    let builder = Limiter::builder("memory://").max_keys(1).on_store_error(OnStoreError::Deny);
+    let limiter = builder.build().await.unwrap();
+    limiter.acquire(&HELD, 1).await.unwrap();
+    let first = limiter.acquire_all(&[(&TRIED, Key::new(2), 1), (&HELD, Key::new(1), 1)]).await.unwrap();
+    assert_eq!((first.remaining(), first.refund().await.unwrap()), (2, 1));
+    for remaining in [2, 1, 0] {
+        let permit = limiter.acquire_all(&[(&HELD, Key::new(1), 1), (&TRIED, Key::new(2), 1)]).await.unwrap();
+        assert_eq!(permit.remaining(), remaining);
+    }
+    let refused = limiter.acquire_all(&[(&HELD, Key::new(1), 1), (&TRIED, Key::new(2), 1)]).await.unwrap_err();
+    assert_eq!((refused.cause(), refused.rule()), (Cause::Exceeded, "held"));
+}
+
 /// One deadline bounds the decision. The request without the shadow rule gets what is left of it.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_by_a_shadow_rule_does_not_prolong_the_deadline() {

@@ -77,7 +77,13 @@ pub(crate) fn other<K: Keys<Key: 'static>>(case: &Case, limiter: &'static Limite
                     Arc::clone(&places)
                 };
                 let place = semaphore.try_acquire_owned();
-                place.map(|place| if refused { place.forget() }).is_ok()
+                place
+                    .map(|place| {
+                        if refused {
+                            place.forget()
+                        }
+                    })
+                    .is_ok()
             })
         }
         // It has no keys.

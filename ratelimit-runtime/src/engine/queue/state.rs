@@ -440,8 +440,8 @@ impl WaitState {
         }
     }
 
-    /// The end of the reservation of a caller's cost. A reservation lasts one period. In the next
-    /// period there is none.
+    /// The end of the reservation of a caller's cost. A reservation lasts one period, or
+    /// as many as the cost needs. For as long after it there is none.
     pub(super) fn reserved_until(
         &self,
         ticket: u64,

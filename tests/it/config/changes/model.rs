@@ -124,7 +124,7 @@ impl Said {
             Use::OneOfTwo => is_leaky,
             Use::Alone => false,
         };
-        is_right(&rule) && !is_in_the_way
+        self.enabled == Some(false) || is_right(&rule) && !is_in_the_way
     }
 
     /// True if a rule could have these settings, as far as they are given.
