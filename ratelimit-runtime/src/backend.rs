@@ -34,8 +34,8 @@ pub(crate) trait Backend {
     /// Charges several counters if all costs fit. With [`Attempt::Decided`] the outcome of each is set. One
     /// that fits was charged only if all do.
     ///
-    /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, and if
-    /// slots or places are not denied.
+    /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, and for
+    /// slots and places that are not denied.
     fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {
         Attempt::Unsupported
     }
@@ -86,8 +86,7 @@ pub(crate) struct Waiter<'a, T> {
     pub(crate) ticket: &'a mut Option<T>,
 }
 
-/// A charge of one counter that is not settled later, at a cost of 1 or more, and its outcome. Of slots and
-/// places it is only a denial.
+/// A charge of one counter at a cost of 1 or more, and its outcome. It is not settled later, but for a place.
 ///
 /// The name of the counter is made when it is needed: only a server needs it.
 #[derive(Clone, Copy)]
@@ -96,6 +95,9 @@ pub(crate) struct Query<'a> {
     pub(crate) key: &'a Key,
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
+    /// The caller can keep a place, until it refunds the charge. A memory store gives it one then; all others
+    /// only deny places.
+    pub(crate) can_hold: bool,
     pub(crate) outcome: Outcome,
 }
 
@@ -104,12 +106,12 @@ const NO_RULE: &Rule = &Rule::new("", 0, Duration::ZERO);
 impl<'a> Query<'a> {
     /// No charge.
     pub(crate) const NONE: Self =
-        Self { rule: NO_RULE, key: &Key::NONE, id: CounterId::NONE, cost: 0, outcome: Outcome::NONE };
+        Self { rule: NO_RULE, key: &Key::NONE, id: CounterId::NONE, cost: 0, can_hold: false, outcome: Outcome::NONE };
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // the hash is short code
     pub(crate) fn new(rule: &'a Rule, key: &'a Key, cost: u64) -> Self {
-        Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE }
+        Self { rule, key, id: CounterId::new_inline(rule, key), cost, can_hold: false, outcome: Outcome::NONE }
     }
 
     /// The charge, with the name of the counter.

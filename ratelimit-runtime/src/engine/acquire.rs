@@ -142,12 +142,15 @@ impl Acquire {
         {
             let mut ticket = None;
             let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
-            let mut query = Query::new(rule, key, *cost);
+            let mut query = Query { can_hold: true, ..Query::new(rule, key, *cost) };
             let attempt = try_charge(engine, &mut query, Some(waiter));
             let Query { id, outcome, .. } = query;
             match attempt {
                 Attempt::Decided if outcome.fits() => {
                     if let Some(engine) = place.take() {
+                        if rule.is_concurrent() {
+                            return Poll::Ready(Ok(Permit::of_place(engine, id, rule, *cost, &outcome)));
+                        }
                         let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
                         let receipt = engine.backend().receipt(receipt);
                         let receipt = Receipt::Backend(engine, receipt);

@@ -104,7 +104,8 @@ fn add_key(refused: &mut RequestPerMinute, key: &Key) {
 /// The one attempt on a charge. The general way decides what it does not:
 ///
 /// - calls that are refused without the store, invalid rules, and rules in shadow mode or with a ban;
-/// - costs that are settled later, calls that wait, slots that come later, and places that are not denied;
+/// - costs that are settled later, calls that wait, slots that come later, and free places, unless the caller
+///   can hold one of a memory store;
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
 #[inline(always)]

@@ -22,7 +22,9 @@ use super::{
     settlements::after,
 };
 use crate::{
-    RequestPerMinute, Rule, background,
+    RequestPerMinute, Rule,
+    backend::{Backend as _, CounterReceipt},
+    background,
     counter::CounterId,
     deadline, observe,
     store::{Charge, Charges, StoreError},
@@ -45,6 +47,8 @@ pub(crate) struct Holding {
 
 /// The location of the charges, which decides how they are settled.
 enum HoldState {
+    /// A place of the memory store, taken by an attempt. Dropping frees it at once.
+    Place(CounterReceipt),
     /// In this process. Dropping settles them at once.
     Local(Charges),
     /// At a store: holds, which are renewed, and charges to be refunded. Dropping hands them to a
@@ -87,6 +91,13 @@ impl Holding {
         Self { engine, origin, began_at, granted, amount, reported: None, state }
     }
 
+    /// Takes over a place that an attempt was given.
+    pub(super) fn of_place(engine: EngineRef, receipt: CounterReceipt) -> Self {
+        let (began_at, granted, amount) = (Duration::ZERO, Duration::MAX, receipt.cost); // no time is charged
+        let state = HoldState::Place(receipt);
+        Self { engine, origin: Origin::Store, began_at, granted, amount, reported: None, state }
+    }
+
     /// The time that a call charged by elapsed time may still use.
     pub(crate) fn remaining_time(&self) -> Duration {
         if self.granted == Duration::MAX {
@@ -107,8 +118,14 @@ impl Holding {
                 let now_us = self.engine.settings().clock.now_us();
                 held.iter().all(|held| held.is_held(now_us))
             }
+            HoldState::Place(_) => true,
             HoldState::Settled => false,
         }
+    }
+
+    #[cfg(feature = "tower")]
+    pub(super) fn has_place(&self) -> bool {
+        matches!(self.state, HoldState::Place(_)) || self.charges().any(|charge| charge.rule.is_concurrent())
     }
 
     /// The amount at the start, over all counters.
@@ -116,13 +133,13 @@ impl Holding {
         self.amount
     }
 
-    /// The charges that are settled later.
+    /// The charges that are settled later. A place that an attempt was given is not among them.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(super) fn charges(&self) -> impl Iterator<Item = &Charge> {
         let (charges, held): (&[Charge], &[Arc<EngineHold>]) = match &self.state {
             HoldState::Local(charges) => (charges, &[]),
             HoldState::Remote { held, unheld, .. } => (unheld, held),
-            HoldState::Settled => (&[], &[]),
+            HoldState::Place(_) | HoldState::Settled => (&[], &[]),
         };
         charges.iter().chain(held.iter().map(|held| &held.charge))
     }
@@ -136,7 +153,7 @@ impl Holding {
                 unheld
             }
             HoldState::Remote { process, unheld, .. } if *process == process::id() => mem::take(unheld),
-            HoldState::Remote { .. } | HoldState::Settled => Charges::default(),
+            HoldState::Remote { .. } | HoldState::Place(_) | HoldState::Settled => Charges::default(),
         };
         self.amount -= charges.iter().map(|charge| charge.cost).sum::<u64>();
         (self.engine.clone(), charges, self.origin)
@@ -182,6 +199,10 @@ impl Holding {
         result_sender: Option<oneshot::Sender<Result<(), StoreError>>>,
     ) -> Option<Rule> {
         match mem::replace(&mut self.state, HoldState::Settled) {
+            HoldState::Place(receipt) => {
+                self.engine.refund_receipt_in_background(self.engine.backend().receipt(receipt));
+                None
+            }
             HoldState::Local(charges) => {
                 for charge in charges.iter() {
                     drop(self.engine.settle(charge.clone(), used.of(charge), self.origin));
@@ -214,7 +235,8 @@ impl Drop for Holding {
     /// The call has ended, failed, panicked or was cancelled. `Elapsed` is charged its time, other
     /// costs what was recorded, or else all of it.
     fn drop(&mut self) {
-        self.finish(UsedAmount { elapsed_ms: self.elapsed_ms(), reported: self.reported }, None);
+        let elapsed_ms = if let HoldState::Place(_) = self.state { 0 } else { self.elapsed_ms() };
+        self.finish(UsedAmount { elapsed_ms, reported: self.reported }, None);
     }
 }
 

@@ -9,8 +9,9 @@ use super::{
     several::SeveralCharges,
 };
 use crate::{
-    Decision, RequestPerMinute,
+    Decision, RequestPerMinute, Rule,
     backend::CounterReceipt,
+    counter::CounterId,
     decision::{Outcome, ReadableNumber},
     store::{Charge, Charges},
 };
@@ -128,6 +129,13 @@ impl Permit {
         Self { limit, remaining, reset_after_ms, receipt }
     }
 
+    /// For a place of a memory store. Dropping the permit frees it.
+    #[inline(never)] // the code of other calls stays short
+    pub(super) fn of_place(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: &Outcome) -> Self {
+        let receipt = CounterReceipt::new(id, rule, cost, outcome.receipt);
+        Self::new(rule.limit(), outcome, OtherReceipt::Hold(Holding::of_place(engine, receipt), None).into())
+    }
+
     /// For a call without a charge, with the numbers of a decision.
     pub(super) fn free(decision: Decision) -> Self {
         Self::new(decision.limit, &Outcome::new(decision, [0; 2]), Receipt::Nothing)
@@ -147,7 +155,7 @@ impl Permit {
     /// True if a place is held until the permit is dropped.
     #[cfg(feature = "tower")]
     pub(crate) fn holds_place(&self) -> bool {
-        self.holding().is_some_and(|holding| holding.charges().any(|charge| charge.rule.is_concurrent()))
+        self.holding().is_some_and(Holding::has_place)
     }
 
     fn holding(&self) -> Option<&Holding> {
@@ -156,10 +164,10 @@ impl Permit {
     }
 
     /// The rule that the numbers are about, and its cost. If the memory store has charged one rule, it
-    /// has no name.
+    /// has no name, and for a place it is `None`.
     #[cfg(any(feature = "axum", feature = "tower"))]
-    pub(crate) fn most_restrictive(&self) -> Option<(crate::Rule, u64)> {
-        fn of_store<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<(crate::Rule, u64)> {
+    pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
+        fn of_store<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<(Rule, u64)> {
             let charge = most_restrictive(charges).filter(|charge| !charge.rule.is_shadow())?;
             Some((charge.rule, charge.cost))
         }

@@ -98,7 +98,6 @@ impl Memory {
         spin_lock(&self.shards[index])
     }
 
-    #[inline(never)]
     fn charge_locked(
         &self,
         shard: &mut MemoryShard,
@@ -113,7 +112,7 @@ impl Memory {
     }
 
     /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
-    /// no room for the counter, and for a slot that comes later or a place that is not denied.
+    /// no room for the counter, for a slot that comes later, and for a free place unless the caller `can_hold` it.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_one(
@@ -122,6 +121,7 @@ impl Memory {
         id: CounterId,
         rule: &Rule,
         cost: u64,
+        can_hold: bool,
         read: ClockReadings,
     ) -> Option<(Outcome, u64)> {
         let MemoryShard { latest_us, counters, .. } = shard;
@@ -129,14 +129,29 @@ impl Memory {
         if let Some(decided) = counters.charge_at_once(id, rule, cost, &mut time) {
             return Some(decided);
         }
-        if rule.is_concurrent() {
+        let now_us = time.us().us;
+        self.charge_slowly(shard, id, rule, cost, can_hold, now_us).map(|outcome| (outcome, now_us))
+    }
+
+    /// See [`Memory::charge_one`].
+    #[inline(never)] // the code of each call stays short
+    fn charge_slowly(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        rule: &Rule,
+        cost: u64,
+        can_hold: bool,
+        now_us: u64,
+    ) -> Option<Outcome> {
+        if rule.is_concurrent() && !can_hold {
             return None;
         }
-        let now_us = time.us().us;
+        let place = rule.is_concurrent().then(|| Hold { is_kept: true, ..Hold::new(rule.period()) });
         // Denies a slot for which the caller has to sleep.
-        let query = ChargeQuery { longest_wait_ms: 0, ..ChargeQuery::of(rule, cost) };
+        let query = ChargeQuery { longest_wait_ms: 0, hold: place.as_ref(), ..ChargeQuery::of(rule, cost) };
         let outcome = self.charge_locked(shard, id, &query, now_us).ok()?;
-        (outcome.fits() || rule.decides_at_once()).then_some((outcome, now_us))
+        (outcome.fits() || rule.decides_at_once() || place.is_some()).then_some(outcome)
     }
 
     /// Locks the shards of some counters, each once and in order.
@@ -332,8 +347,9 @@ impl Backend for Memory {
     fn try_charge(&self, query: &mut Query<'_>, _waiter: Option<Waiter<'_, Infallible>>) -> Attempt {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
-        let Query { rule, id, cost, .. } = *query;
-        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, ClockReadings::default()) {
+        let Query { rule, id, cost, can_hold, .. } = *query;
+        let read = ClockReadings::default();
+        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, can_hold, read) {
             Some((outcome, _)) => {
                 query.outcome = outcome;
                 Attempt::Decided

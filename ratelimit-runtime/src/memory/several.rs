@@ -52,7 +52,7 @@ impl Memory {
             shard = locked.as_deref_mut().or(shard);
             let Query { rule, id, cost, .. } = **query;
             let Some((outcome, us)) =
-                shard.as_deref_mut().and_then(|shard| self.charge_one(shard, id, rule, cost, read))
+                shard.as_deref_mut().and_then(|shard| self.charge_one(shard, id, rule, cost, false, read))
             else {
                 (attempt, all_fit) = (Attempt::Unsupported, false);
                 break;

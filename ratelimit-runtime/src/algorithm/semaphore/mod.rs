@@ -28,6 +28,14 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Semaphore(HoldSet);
 
+impl Semaphore {
+    /// Returns the number of places that were still held.
+    fn release(&mut self, hold_id: u64, now_us: u64) -> u64 {
+        self.0.drop_expired(now_us);
+        self.0.remove(hold_id).map_or(0, |held| held.amount)
+    }
+}
+
 impl MemoryState for Semaphore {
     type Align = ();
 
@@ -65,7 +73,7 @@ impl MemoryState for Semaphore {
         [hold.id, amount]
     }
 
-    /// Only denies: a free place is taken with a hold, which an attempt does not have.
+    /// Only denies: a free place is taken with a hold.
     #[inline]
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         let found = self.evaluate(&ChargeQuery::of(rule, cost), cost, now.us);
@@ -77,9 +85,9 @@ impl MemoryState for Semaphore {
         true
     }
 
-    /// Places are settled, not refunded.
-    fn refund(&mut self, _rule: &Rule, _cost: u64, _receipt: [u64; 2], _now_us: u64) -> u64 {
-        0
+    /// Releases a place.
+    fn refund(&mut self, _rule: &Rule, _cost: u64, [hold_id, _]: [u64; 2], now_us: u64) -> u64 {
+        self.release(hold_id, now_us)
     }
 
     fn renew(&mut self, hold: &Hold, now_us: u64) -> bool {
@@ -87,8 +95,7 @@ impl MemoryState for Semaphore {
     }
 
     fn settle(&mut self, _rule: &Rule, hold: &Hold, _used: u64, now_us: u64) -> u64 {
-        self.0.drop_expired(now_us);
-        self.0.remove(hold.id).map_or(0, |held| held.amount)
+        self.release(hold.id, now_us)
     }
 }
 

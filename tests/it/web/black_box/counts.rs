@@ -162,7 +162,7 @@ async fn a_failed_look_up_of_a_shadow_rule_refuses_no_one() {
 /// Settings of a rules file that do not fit beside other limits are ignored there.
 #[tokio::test]
 async fn a_failed_look_up_refuses_by_the_rule_as_it_applies_beside_others() {
-    let text = "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5\nenabled = false";
+    let text = "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5\nshadow = true";
     let rules = ratelimit_runtime::config::Rules::parse(text).unwrap();
     let limiter = Limiter::builder("memory://").rules(rules).build().await.unwrap();
     let limit = Limit::new(per_minute(1)).count_async(Duration::ZERO, |_| async { Err::<u64, _>("away") });
