@@ -104,8 +104,8 @@ impl Builder {
     /// - An attempt to connect has 2 seconds, or the deadline if that is longer. This includes TLS
     ///   and, behind sentinels, their answers. After each attempt that timed out the time doubles,
     ///   up to 8 seconds.
-    /// - A node of a cluster has half a second to report the slots, or the deadline if that is
-    ///   longer.
+    /// - A node of a cluster has half a second to report the slots. If none answers, the time doubles,
+    ///   up to the deadline.
     /// - The probe of a server that was away has the deadline. Above a second, the server's return
     ///   may be noticed later than after a second.
     ///

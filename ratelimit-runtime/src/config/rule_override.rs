@@ -83,9 +83,6 @@ impl RuleOverride {
 
     /// The reason why these settings do not fit a rule of the code, and what to change.
     pub(super) fn fault_with(&self, rule: &Rule, kind: CallKind) -> Option<String> {
-        if self.enabled == Some(false) {
-            return None; // the other settings have no effect
-        }
         let changed = self.apply(rule);
         if let (Some(fault), false) = (changed.fault(), rule.has_fault()) {
             return Some(fault);

@@ -197,7 +197,8 @@ impl OverrideVersion {
     /// Whether a call has tried these settings, or earlier ones.
     fn is_used(&self) -> bool {
         let was_tried = |version: &Self| version.fits.load(Ordering::Relaxed) != 0;
-        self.is_reported.load(Ordering::Relaxed)
+        self.first.get().is_some()
+            || self.is_reported.load(Ordering::Relaxed)
             || was_tried(self)
             || self.before.iter().any(|before| was_tried(before))
     }
@@ -221,6 +222,9 @@ impl OverrideVersion {
     pub(super) fn latest_fitting(&self, rule: &Rule, kind: CallKind) -> Option<Rule> {
         // Whether settings fit can only be seen together with the rule in the code.
         let Some(fault) = self.settings.fault_with(rule, kind) else { return self.use_for(rule, rule, kind) };
+        if self.settings.enabled == Some(false) {
+            return None; // but if it is enabled again, its earlier settings apply
+        }
         if !self.is_reported.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 rule = rule.prefix(),

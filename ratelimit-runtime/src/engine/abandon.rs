@@ -28,8 +28,9 @@ const MOST_ABSENCES: u32 = 3;
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that decides on charges that are settled later. If this is dropped before
-/// the answer arrives, a background task awaits the answer and refunds all that was granted. If the
-/// answer is lost, holds are cleaned up as well, and other charges stay.
+/// the answer arrives, a background task awaits the answer and refunds what was granted: the holds, and
+/// the other charges if one of them is settled by a refund. If the answer is lost, holds are cleaned up as
+/// well, and other charges stay.
 pub(crate) struct AbandonOnDrop {
     engine: EngineRef,
     /// The charges that are to be held.
@@ -101,7 +102,8 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 ///
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
-/// none. Charges that are not held are refunded by their receipts, which are in the answer.
+/// none. Charges that are not held are refunded by their receipts, which are in the answer, if one of
+/// them is settled later.
 async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));

@@ -320,7 +320,8 @@ impl Permit {
     ///
     /// Code that is not async runs it with `block_on` of any tokio runtime.
     ///
-    /// A charge that no longer counts is not refunded. A later window is never credited:
+    /// A charge that no longer counts is not refunded. A later window is not credited, but for [rare
+    /// cases](crate::guide::promises#a-refund-arrives-late):
     ///
     /// | algorithm | refund |
     /// |---|---|

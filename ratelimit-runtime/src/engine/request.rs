@@ -353,8 +353,11 @@ impl AcquireRequest {
     pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::with_capacity(self.charges.len());
         let mut has_cost_to_settle = false;
-        for AppliedCharge { request, rule } in &self.charges {
+        for (at, AppliedCharge { request, rule }) in self.charges.iter().enumerate() {
             let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };
+            if self.is_merged_by_file(at) {
+                continue;
+            }
             let key = match key {
                 RequestKey::Some(key) => key,
                 RequestKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
@@ -410,6 +413,19 @@ impl AcquireRequest {
             }
             _ => Ok(charges),
         }
+    }
+
+    /// True if the rules file gives this charge the counter of an earlier one of the call. By the code they have
+    /// two counters with one prefix, and a cost that counts twice in one of them would exceed what the file says.
+    fn is_merged_by_file(&self, at: usize) -> bool {
+        let AppliedCharge { request, rule } = &self.charges[at];
+        let RequestKey::Some(key) = &request.key else { return false };
+        self.charges[..at].iter().any(|AppliedCharge { request: other, rule: its_rule }| {
+            rule.map(|rule| rule.id()) == its_rule.map(|rule| rule.id())
+                && request.rule.id() != other.rule.id()
+                && matches!(&other.key, RequestKey::Some(other) if other == key)
+                && (other.cost, other.cost_kind) == (request.cost, request.cost_kind)
+        })
     }
 
     /// The charge, to be settled when the call ends: with a hold if the algorithm has holds.

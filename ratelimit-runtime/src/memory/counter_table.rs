@@ -90,7 +90,7 @@ impl<S: MemoryState + Default> CounterTable<S> {
         // At a load of 4/5 a search takes three probes on average, in the same cache line or the
         // next.
         if self.is_full() {
-            self.rebuild(slots_for(self.len + 1));
+            self.rebuild(slots_for(self.len + 1), |_| true);
         }
         self.put(TableSlot::new(id, state));
     }
@@ -140,14 +140,12 @@ impl<S: MemoryState + Default> CounterTable<S> {
     /// Drops all expired states. Shrinks the table if it has more than one segment, and four times the slots
     /// that it needs for those left, and for `least`.
     pub(super) fn drop_all_expired(&mut self, now_ms: u64, least: usize) {
-        for segment in 0..self.soonest_ms.len() {
-            while self.soonest_ms[segment] <= now_ms {
-                self.drop_expired_in(segment, now_ms);
-            }
-        }
-        let slots = slots_for(self.len.max(least));
-        if slots * 4 <= self.slots.len() && self.slots.len() > SEGMENT {
-            self.rebuild(slots);
+        let is_live = |state: &S| state.expires_at_ms() > now_ms;
+        let kept = self.slots.iter().filter(|slot| !slot.is_empty() && is_live(&slot.state)).count();
+        let (slots, needed) = (self.slots.len(), slots_for(kept.max(least)));
+        let shrinks = slots > SEGMENT && slots >= 4 * needed;
+        if kept < self.len || shrinks {
+            self.rebuild(if shrinks { needed } else { slots }, is_live);
         }
     }
 
@@ -238,14 +236,14 @@ impl<S: MemoryState + Default> CounterTable<S> {
         *soonest_ms = (*soonest_ms).min(expires_at_ms);
     }
 
-    /// Moves the states into new slots.
+    /// Moves the states to keep into new slots.
     #[cold]
-    fn rebuild(&mut self, slots: usize) {
+    fn rebuild(&mut self, slots: usize, keep: impl Fn(&S) -> bool) {
         let old = mem::replace(&mut self.slots, (0..slots).map(|_| TableSlot::empty()).collect());
         self.soonest_ms = vec![u64::MAX; slots.div_ceil(SEGMENT)].into();
         self.len = 0;
         for slot in old {
-            if !slot.is_empty() {
+            if !slot.is_empty() && keep(&slot.state) {
                 self.put(slot);
             }
         }

@@ -56,6 +56,15 @@ pub(crate) struct Memory {
 /// The store has no room for a new counter.
 struct Full;
 
+/// What a request has found out, for the log.
+#[derive(Clone, Copy, Default)]
+struct RoomNotes {
+    /// It was charged in the overflow.
+    overflows: bool,
+    /// A rule in shadow mode had no room.
+    is_missing: bool,
+}
+
 /// The order of fields puts all that most calls need into one cache line with the lock.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -171,8 +180,7 @@ impl Memory {
         now_us
     }
 
-    /// Decides a request. Returns whether it was charged in the overflow.
-    fn decide_one(&self, request: &mut Request) -> bool {
+    fn decide_one(&self, request: &mut Request) -> RoomNotes {
         let mut shards = self.lock_shards(request.charges.iter().map(|charge| charge.counter.id()));
         let now_us = self.now_us_in(&mut shards);
         let mut all_fit = true;
@@ -185,7 +193,7 @@ impl Memory {
         }
         request.outcome = Ok(all_fit);
         if !request.consume {
-            return false;
+            return RoomNotes::default();
         }
         if !all_fit {
             for charge in request.charges.iter_mut().filter(|charge| charge.starts_ban()) {
@@ -198,15 +206,18 @@ impl Memory {
                     found.write_to(charge, [0; 2]);
                 }
             }
-            return false;
+            return RoomNotes::default();
         }
 
         if self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity {
             // `insert_new` can't sweep shards that this call has locked.
             shards.shards.iter_mut().for_each(|shard| _ = self.sweep(shard, now_us));
         }
-        let mut overflows = false;
-        for at in 0..request.charges.len() {
+        let mut room = RoomNotes::default();
+        // A rule in shadow mode takes no room from the other rules of the call.
+        let mut order: SmallVec<[usize; 2]> = (0..request.charges.len()).collect();
+        order.sort_by_key(|at| request.charges[*at].rule.is_shadow());
+        for (made, at) in order.iter().copied().enumerate() {
             let charge = &mut request.charges[at];
             if charge.cost == 0 {
                 continue;
@@ -214,7 +225,7 @@ impl Memory {
             let (id, query) = (charge.counter.id(), charge.query());
             let charged = self.charge_locked(shards.of(&id), id, &query, now_us).or_else(|Full| {
                 let found = self.overflow.as_ref().and_then(|overflow| overflow.charge(id, &query, now_us / 1000));
-                overflows |= found.is_some();
+                room.overflows |= found.is_some();
                 found.map(|found| Outcome::new(found.decision, [0; 2])).ok_or(Full)
             });
             if let Ok(outcome) = &charged {
@@ -222,19 +233,23 @@ impl Memory {
             }
             match charged {
                 Ok(outcome) if outcome.fits() => charge.set_held_cost(),
-                // A rule in shadow mode refuses nothing.
-                Err(Full) if charge.rule.is_shadow() => {}
+                // It refuses nothing, so it is not counted.
+                Err(Full) if charge.rule.is_shadow() => {
+                    (charge.cost, charge.hold, charge.settles) = (0, None, false);
+                    room.is_missing = true;
+                }
                 // In the overflow, others may have charged since it was evaluated.
                 charged => {
-                    for charge in &request.charges[..at] {
+                    for at in &order[..made] {
+                        let charge = &request.charges[*at];
                         self.refund_or_release(shards.of(&charge.counter.id()), charge, now_us);
                     }
                     request.outcome = charged.map(|_| false).map_err(|Full| self.full());
-                    return overflows;
+                    return room;
                 }
             }
         }
-        overflows
+        room
     }
 
     /// Evaluates a counter that is not stored.
@@ -385,13 +400,18 @@ impl Backend for Memory {
 
 impl Store for Memory {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
-        let mut overflows = false;
+        let (mut overflows, mut is_missing) = (false, false);
         for request in &mut *batch {
-            overflows |= self.decide_one(request);
+            let room = self.decide_one(request);
+            overflows |= room.overflows;
+            is_missing |= room.is_missing;
         }
         // Without the locks: a log subscriber may call a limited function.
         if overflows {
             observe::memory_overflows();
+        }
+        if is_missing {
+            observe::memory_is_full(&self.full());
         }
         Reply::Ready(batch)
     }

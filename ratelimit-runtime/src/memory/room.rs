@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::{Full, Memory, MemoryShard};
 use crate::{Rule, algorithm::MemoryState, counter::CounterId, store::StoreError, sync::try_spin_lock};
 
-/// The least [`MemoryShard::replace_above`]: 12,288 counters in all shards.
-const REPLACE_ABOVE: usize = 48;
+/// The least [`MemoryShard::replace_above`]: 4,096 counters in all shards.
+const REPLACE_ABOVE: usize = 16;
 
 impl Memory {
     pub(super) fn full(&self) -> StoreError {

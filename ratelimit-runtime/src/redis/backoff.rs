@@ -6,15 +6,17 @@ use tokio::time::{Instant, error::Elapsed, timeout};
 
 use crate::duration::{part_of, with_jitter};
 
+/// Shortest time between two attempts. A failure doubles it first, so the first pause after one is 20 ms.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Longest pause between attempts that fail.
+/// Longest pause between attempts that fail, and between probes. Also the least age at which a connection is
+/// closed because of READONLY.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause while other connections are open: the server may not allow more.
 const LONGEST_PAUSE_FOR_MORE: Duration = Duration::from_secs(30);
 /// Longest pause between attempts that succeed although no call is answered.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Clients that lose their connections at the same moment reconnect spread over this time, or over
-/// a quarter of the deadline.
+/// a quarter of the deadline if that is shorter.
 const LONGEST_SPREAD: Duration = Duration::from_millis(50);
 /// Time limit of the first attempt, unless the deadline is longer.
 const FIRST_LIMIT: Duration = Duration::from_secs(2);

@@ -41,7 +41,8 @@ pub enum Algorithm {
     ///
     /// A time span of one period that crosses the border of two windows may see twice the count.
     FixedWindow {
-        /// Whether windows begin on multiples of the period since 1970-01-01 00:00 UTC.
+        /// Whether windows begin on multiples of the period since 1970-01-01 00:00 UTC: by the server's clock,
+        /// or by that of the process, which stands still while the machine sleeps (see [`Clock`](crate::Clock)).
         align: bool,
     },
     /// Keeps each admitted call for one period.

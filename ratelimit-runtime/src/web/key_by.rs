@@ -88,7 +88,7 @@ pub(super) struct FoundKey {
 
 impl FoundKey {
     fn of_ip(ip: IpAddr) -> Self {
-        let ip = ip.to_canonical();
+        let ip = unmapped(ip);
         Self { key: ip_key(ip), ip: Some(ip) }
     }
 }
@@ -353,17 +353,24 @@ fn checked(trusted: TrustedProxies) -> TrustedProxies {
     trusted
 }
 
-/// The key of an address in its canonical form: for IPv6, its first 64 bits. An IPv4 client that is
-/// translated for a server with IPv6 alone (`64:ff9b::192.0.2.1`, RFC 6052 and 7755) keeps its own key, also with
-/// a local prefix (`64:ff9b:1::/48`, RFC 8215), where no standard tells which bits are the IPv4 address.
+/// The IPv4 address of a client that is mapped to IPv6, or translated for a server with IPv6 alone
+/// (`64:ff9b::192.0.2.1`, RFC 6052 and 7755).
+fn unmapped(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) if ip.segments().starts_with(&[0x64, 0xff9b, 0, 0, 0, 0]) => {
+            let [.., a, b, c, d] = ip.octets();
+            Ipv4Addr::new(a, b, c, d).into()
+        }
+        ip => ip,
+    }
+}
+
+/// The key of an address: for IPv6, its first 64 bits. A client that is translated with a local prefix
+/// (`64:ff9b:1::/48`, RFC 8215) keeps its own key: no standard tells which bits are its IPv4 address.
 fn ip_key(ip: IpAddr) -> Key {
     match ip {
         IpAddr::V4(ip) => Key::new(ip),
         IpAddr::V6(ip) => match ip.segments() {
-            [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
-                let [.., a, b, c, d] = ip.octets();
-                Key::new(Ipv4Addr::new(a, b, c, d))
-            }
             [0x64, 0xff9b, 1, ..] => Key::new(ip),
             [a, b, c, d, ..] => Key::new(format_args!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))),
         },

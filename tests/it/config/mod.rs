@@ -116,16 +116,47 @@ async fn settings_of_the_file_apply_to_annotated_functions_and_stacked_rules() {
         .await;
 }
 
-/// Settings that do not fit are ignored; that the rule is switched off is not.
+/// Settings that do not fit are ignored; that the rule is switched off is not. If it is switched on again, the
+/// settings of before apply.
 #[tokio::test]
 async fn a_rule_is_switched_off_also_beside_settings_that_do_not_fit() {
     let (log, _guard) = Log::install();
-    let off = with("[rules.item]\nenabled = false\nalgorithm = \"LeakyBucket\"\nqueue = 1").await;
+    let rules = Rules::parse("[rules.item]\ncount = 2").unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
     let (item, other) = (Rule::new("item", 1, MINUTE), Rule::new("other", 9, MINUTE));
-    for _ in 0..3 {
-        off.acquire_all(&[(&item, Key::new(1), 1), (&other, Key::new(1), 1)]).await.unwrap();
+    let call = async || limiter.acquire_all(&[(&item, Key::new(1), 1), (&other, Key::new(1), 1)]).await;
+    for fits in [true, true, false] {
+        assert_eq!(call().await.is_ok(), fits);
     }
+    rules.replace("[rules.item]\nenabled = false\nalgorithm = \"LeakyBucket\"\nqueue = 1").unwrap();
+    call().await.unwrap();
     assert!(log.with("do not fit the code").is_empty());
+    for enabled in ["", "enabled = true\n"] {
+        rules.replace(&format!("[rules.item]\n{enabled}algorithm = \"LeakyBucket\"\nqueue = 1")).unwrap();
+        assert_eq!(exceeded(call().await).limit(), 2);
+    }
+}
+
+/// Two counters by the code. Charged twice, half of what the file says would be admitted.
+#[tokio::test]
+async fn limits_that_the_file_makes_equal_are_charged_once() {
+    let rules = Rules::parse("[rules.item]\ncount = 9\nttl = 1\nunit = \"Minutes\"").unwrap();
+    let (limiters, _server) = both(&rules).await;
+    let (second, hour) = (Rule::new("item", 5, MINUTE / 60), Rule::new("item", 100, 60 * MINUTE));
+    for limiter in limiters {
+        let call = async |keys: [u64; 2], costs: [u64; 2]| {
+            let [one, other] = keys.map(Key::new);
+            let charged = limiter.acquire_all(&[(&second, one, costs[0]), (&hour, other, costs[1])]).await;
+            charged.map(|permit| permit.remaining())
+        };
+        assert_eq!(call([1, 1], [1, 1]).await.unwrap(), 8);
+        assert_eq!(call([1, 1], [3, 3]).await.unwrap(), 5);
+        assert_eq!(call([1, 2], [1, 2]).await.unwrap(), 4, "other keys are other counters");
+        assert_eq!(limiter.peek(&hour, 2).await.unwrap().remaining(), 7);
+        // The same limit by the code.
+        limiter.acquire_all(&[(&hour, Key::new(1), 1), (&hour, Key::new(1), 1)]).await.unwrap();
+        assert_eq!(limiter.peek(&hour, 1).await.unwrap().remaining(), 2);
+    }
 }
 
 /// Headers name the rule that was charged, and no rule that is switched off.

@@ -27,7 +27,8 @@ use crate::{
     store::StoreError,
 };
 
-/// Time limit of a node's reply with its slot map, unless the deadline is longer.
+/// Time limit of a node's reply with its slot map. It doubles up to the deadline if no node answers; for
+/// the first map it is the deadline if that is longer.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Time for the other nodes once one has sent its slot map. One is enough.
 const GRACE: Duration = Duration::from_millis(500);

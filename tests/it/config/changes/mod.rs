@@ -6,7 +6,7 @@
 
 mod model;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -157,7 +157,7 @@ impl Timeline {
     fn start(seed: u64, environment: &Sections) -> Option<Self> {
         let mut random = Rng::with_seed(seed);
         let code = random_code(&mut random);
-        let mut model = Model { code, environment: environment.clone(), in_force: HashMap::new() };
+        let mut model = Model { code, environment: environment.clone(), in_force: HashMap::new(), off: HashSet::new() };
         let first = random_sections(&mut random);
         let file = File::new(&format!("[rules]\n{}", text_of(&first, "rules.")));
         let rules = Rules::watch(&file.path);

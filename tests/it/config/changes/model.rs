@@ -1,6 +1,6 @@
 //! The model of rules and files, written from the documentation of `ratelimit_runtime::config`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::mem;
 use std::time::Duration;
@@ -124,7 +124,7 @@ impl Said {
             Use::OneOfTwo => is_leaky,
             Use::Alone => false,
         };
-        self.enabled == Some(false) || is_right(&rule) && !is_in_the_way
+        is_right(&rule) && !is_in_the_way
     }
 
     /// True if a rule could have these settings, as far as they are given.
@@ -239,6 +239,8 @@ pub(super) struct Model {
     pub(super) environment: Sections,
     /// By section, rule and use, the last settings that fit; nothing where none did.
     pub(super) in_force: HashMap<(Section, usize), Option<Said>>,
+    /// Sections whose newest settings switch the rule off, whether or not they fit.
+    pub(super) off: HashSet<Section>,
 }
 
 impl Model {
@@ -249,8 +251,12 @@ impl Model {
             return false;
         }
         let before = mem::take(&mut self.in_force);
+        self.off.clear();
         for section in both.keys().copied() {
             let said = said_for(&both, section);
+            if said.enabled == Some(false) {
+                self.off.insert(section);
+            }
             for (at, (rule, of)) in self.code.iter().enumerate().filter(|(_, (rule, _))| rule.prefix() == section.0) {
                 let holds = if said.fits(rule, *of) {
                     Some(said.clone())
@@ -269,8 +275,10 @@ impl Model {
     pub(super) fn expected(&self, at: usize, key: &'static str) -> Option<Rule> {
         let (code, _) = &self.code[at];
         let prefix = code.prefix();
-        let holds = self.in_force.get(&((prefix, Some(key)), at)).or(self.in_force.get(&((prefix, None), at)));
-        match holds {
+        let sections = [(prefix, Some(key)), (prefix, None)];
+        let section = sections.into_iter().find(|section| self.in_force.contains_key(&(*section, at)));
+        match section.and_then(|section| self.in_force.get(&(section, at))) {
+            _ if section.is_some_and(|section| self.off.contains(&section)) => None,
             Some(Some(said)) if said.enabled == Some(false) => None,
             Some(Some(said)) => Some(said.applied_to(code)),
             Some(None) | None => Some(*code),
