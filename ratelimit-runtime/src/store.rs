@@ -114,7 +114,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// receipt: the call has used the rest.
     ///
     /// A charge that no longer counts is not refunded: a later window must not be credited. (On Redis there
-    /// are rare [exceptions](crate::guide::promises#a-refund-arrives-late).) A charge that is held is refunded like a settlement in which nothing was used.
+    /// are rare [exceptions](crate::guide::promises#a-refund-arrives-late).) A charge that is held is refunded
+    /// like a settlement in which nothing was used.
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
 
     /// Resets a counter: its charges, holds and ban are forgotten.

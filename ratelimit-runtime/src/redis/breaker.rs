@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A connection counts as opened, or as answering again, when the server has answered a script over it
-//! in time. Nothing else closes the breaker: for a server that is slower than the deadline it stays open. (The first connection
-//! of a pool has two seconds.)
+//! in time. Nothing else closes the breaker: for a server that is slower than the deadline it stays
+//! open. (The first connection of a pool has two seconds.)
 //!
 //! Silent connections are kept. A server that halts for a second answers over them as soon as it
 //! goes on; the handshakes of all its clients would keep it busy for far longer.
