@@ -77,7 +77,8 @@ impl Model {
                 if charge.settles {
                     counter.settles(&charge.rule, now);
                 }
-                self.granted.push(GrantRecord { at_us: now, level: counter.level });
+                let first_us = first_us(counter, &self.granted, now);
+                self.granted.push(GrantRecord { at_us: now, first_us, level: counter.level });
             }
             charge.decision = counter.decision(&charge.rule, now, 0, 0);
         }
@@ -130,7 +131,8 @@ impl Model {
         }
         let before: i128 = counter.counting(rule, now).map(|charge| charge.cost).sum();
         counter.charge(rule, now, i128::from(used).min(largest_count(rule) - before), self.granted.len() as u64);
-        self.granted.push(GrantRecord { at_us: now, level: None });
+        let first_us = first_us(counter, &self.granted, now);
+        self.granted.push(GrantRecord { at_us: now, first_us, level: None });
     }
 
     /// The hold of a charge. `None` if it no longer counts.
@@ -165,7 +167,8 @@ impl Model {
         let is_own = |other: &&CountedCharge| own.is_some_and(|own| own.ends_us == other.ends_us);
         let tick_of = |at_us: i128| (at_us + round_up) / tick;
         let others = || counter.charges.iter().filter(|other| !is_own(other)).map(|other| tick_of(other.at_us));
-        let mut made = counter.charges.iter().filter(is_own).map(|own| own.at_us).chain([granted.at_us]).map(tick_of);
+        let made = counter.charges.iter().filter(is_own).map(|own| own.at_us);
+        let mut made = made.chain([granted.at_us, granted.first_us]).map(tick_of);
         made.any(|made| others().any(|other| (other - made) % modulus == 0))
     }
 
@@ -197,4 +200,12 @@ impl Model {
     pub fn reset(&mut self, counter: &CounterName) {
         self.counters.remove(counter);
     }
+}
+
+/// The time of the first charge of the window of a counter's latest charge.
+fn first_us(counter: &ModelCounter, granted: &[GrantRecord], now: i128) -> i128 {
+    let Some(own) = counter.charges.last() else { return now };
+    let of_window = counter.charges.iter().filter(|other| other.ends_us == own.ends_us);
+    let grants = of_window.filter_map(|other| granted.get(usize::try_from(other.receipt).ok()?));
+    grants.map(|grant| grant.first_us).chain([now]).min().unwrap_or(now)
 }

@@ -6,6 +6,8 @@ use crate::{Rule, rule::limits::MOST_HOLDS, store::Charge};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GrantRecord {
     pub(super) at_us: i128,
+    /// The time of the first charge of its window. It is known also after a reset.
+    pub(super) first_us: i128,
     /// The level of a bucket after the charge.
     pub(super) level: Option<Level>,
 }

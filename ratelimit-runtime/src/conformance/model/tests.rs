@@ -290,6 +290,21 @@ fn several_charges_are_one_decision() {
 }
 
 /// A rule cannot ask the table of algorithms, which imports rules.
+/// On Redis a charge has the number of its window, which another one had opened, also after a reset.
+#[test]
+fn a_charge_may_be_taken_for_one_of_a_later_window_by_the_first_of_its_own() {
+    for (later_ms, expected) in [(8 * 450_001, true), (8 * 450_001 + 6, true), (8 * 450_001 + 3, false)] {
+        let mut window = at(1000, 10, 3_600_000, Algorithm::FixedWindow { align: false });
+        window.grant(1);
+        window.pass(6);
+        let second = window.grant(1);
+        window.model.reset(&second[0].counter);
+        window.now = Duration::from_millis(1000 + later_ms);
+        window.grant(1);
+        assert_eq!(window.model.may_alias(&second[0]), expected, "{later_ms} ms later");
+    }
+}
+
 #[test]
 fn a_rule_decides_at_once_if_its_algorithm_has_neither_slots_nor_places() {
     for algorithm in EXAMPLES {
