@@ -11,7 +11,7 @@ use dashmap::DashMap;
 use governor::{DefaultKeyedRateLimiter, Quota};
 use ratelimit_runtime::Limiter;
 use throttle_kit::InMemoryBackend;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     cases::{Against, Case, Way},
@@ -77,13 +77,7 @@ pub(crate) fn other<K: Keys<Key: 'static>>(case: &Case, limiter: &'static Limite
                     Arc::clone(&places)
                 };
                 let place = semaphore.try_acquire_owned();
-                place
-                    .map(|place| {
-                        if refused {
-                            place.forget()
-                        }
-                    })
-                    .is_ok()
+                if refused { place.map(OwnedSemaphorePermit::forget).is_ok() } else { place.is_ok() }
             })
         }
         // It has no keys.
