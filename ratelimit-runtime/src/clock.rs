@@ -117,7 +117,7 @@ pub(crate) struct LockedTime<'a> {
     pub(crate) read: ClockReadings,
 }
 
-/// What was read from the clock already, under the locks of several shards.
+/// Readings of the clock, taken under the locks of several shards.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ClockReadings {
     pub(crate) us: Option<u64>,

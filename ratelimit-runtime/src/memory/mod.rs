@@ -56,7 +56,7 @@ pub(crate) struct Memory {
 /// The store has no room for a new counter.
 struct Full;
 
-/// What a request has found out, for the log.
+/// Findings of a request about room, for the log.
 #[derive(Clone, Copy, Default)]
 struct RoomNotes {
     /// It was charged in the overflow.

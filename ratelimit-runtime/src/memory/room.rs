@@ -40,7 +40,8 @@ impl Memory {
         Ok(done)
     }
 
-    /// Counts one more counter. Drops expired ones instead of letting a table grow, or if the store is full.
+    /// Counts one more counter. From [`MemoryShard::replace_above`] on, drops all expired ones before a table
+    /// grows. Drops some if the store is full.
     fn make_room(&self, shard: &mut MemoryShard, rule: &Rule, now_us: u64) -> Result<(), Full> {
         let before = shard.counters.len();
         if before >= shard.replace_above && shard.counters.is_full(rule) {
