@@ -58,9 +58,9 @@
 //! |---|---|---|
 //! | `enabled` | `true` or `false` | `false`: the rule neither refuses nor counts any call; those that wait run |
 //! | `count` | at least 1 | acts on the next call; earlier calls still count |
-//! | `ttl` | at least 1, by default 1 | the period, in `unit`s. After a change all counters begin at zero |
+//! | `ttl` | at least 1, by default 1 | the period, in `unit`s. A change makes new counters, see below |
 //! | `unit` | `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"`, `"Days"` | the unit of `ttl` |
-//! | `algorithm` | an [`Algorithm`](crate::Algorithm), not `Concurrent` | after a change all counters begin at zero |
+//! | `algorithm` | an [`Algorithm`](crate::Algorithm), not `Concurrent` | a change makes new counters, see below |
 //! | `align` | `true` or `false` (default) | option of `FixedWindow` |
 //! | `buckets` | at least 1, by default 1 | option of `SlidingWindow` |
 //! | `weighted` | `true` (default) or `false` | option of `SlidingWindow` |
@@ -77,6 +77,8 @@
 //!   `on_store_error = { Wait = { max = 1, unit = "Minutes" } }`.
 //! - **Options of an algorithm** need `algorithm` beside them. Without `algorithm`, the options stay as in the
 //!   code: a changed count of a `TokenBucket` does not change its burst.
+//! - **New counters.** A change of the period, of the algorithm, or of `align`, `buckets`, `weighted` or `refill`
+//!   makes new counters, which begin at zero. If it is taken back, the old ones go on, unless they have expired.
 //! - **`#[limit_concurrent_requests]`**: `count` is the number of concurrent calls, and the time is the lease,
 //!   from 1 s to 1 day. A changed lease keeps the places.
 //! - **Keys** are written as a [`Key`](crate::Key) is printed: `"4711"` for a number, `"alice"` for a text,

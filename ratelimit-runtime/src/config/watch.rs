@@ -2,6 +2,7 @@
 
 use std::{
     env, fs, io,
+    panic::{self, AssertUnwindSafe},
     path::{self, Path, PathBuf},
     sync::{Arc, Weak},
     thread,
@@ -67,7 +68,8 @@ impl Watcher {
             self.reads = if now == self.last_read { self.reads.saturating_add(1) } else { 1 };
             self.last_read = now;
             if self.reads >= required_reads(&self.last_read) && self.last_read != self.processed {
-                self.apply(&rules);
+                // A log subscriber may panic. Later changes are applied all the same.
+                let _ = panic::catch_unwind(AssertUnwindSafe(|| self.apply(&rules)));
                 self.processed.clone_from(&self.last_read);
             }
         }

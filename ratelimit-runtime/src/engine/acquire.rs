@@ -149,7 +149,9 @@ impl Acquire {
                 Attempt::Decided if outcome.fits() => {
                     if let Some(engine) = place.take() {
                         if rule.is_concurrent() {
-                            return Poll::Ready(Ok(Permit::of_place(engine, id, rule, *cost, &outcome)));
+                            let permit = Permit::of_place(engine, id, rule, *cost, &outcome);
+                            observe::admitted(rule, outcome.remaining);
+                            return Poll::Ready(Ok(permit));
                         }
                         let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
                         let receipt = engine.backend().receipt(receipt);

@@ -115,6 +115,8 @@ pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<
         return Attempt::Unsupported;
     }
     match engine.backend().try_charge(query, waiter) {
+        // A place is recorded when its permit can free it: a recorder may panic.
+        Attempt::Decided if query.outcome.fits() && query.rule.is_concurrent() => {}
         Attempt::Decided if query.outcome.fits() => observe::admitted(query.rule, query.outcome.remaining),
         // Nothing has been charged, and no wait will help.
         Attempt::Decided if query.cost > query.rule.limit() => return Attempt::Unsupported,

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::{
     core::Origin,
     permit::{Permit, Receipt, most_restrictive_decision, uncounted_decision},
@@ -203,9 +205,8 @@ impl AcquireRequest {
         sent_at: Duration,
     ) -> Result<Resolution, Box<ShadowRejection>> {
         if fits {
-            if consume {
-                charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
-            }
+            let admitted = charges.iter().filter(|_| consume).map(|charge| (charge.rule, charge.decision.remaining));
+            let admitted: SmallVec<[_; 4]> = admitted.collect();
             let enforced = charges.iter().filter(|charge| !charge.rule.is_shadow());
             let delay = enforced.map(|charge| charge.slot_delay).max().filter(|delay| !delay.is_zero());
             let run_at = delay.map(|delay| self.clock().now().saturating_add(delay));
@@ -216,6 +217,8 @@ impl AcquireRequest {
                 Receipt::of_charges(engine, charges, origin, self.is_single)
             };
             let permit = Permit::new(decision.limit, &Outcome::new(decision, [0; 2]), receipt);
+            // If a recorder panics, the permit frees what is held.
+            admitted.iter().for_each(|(rule, remaining)| observe::admitted(rule, *remaining));
             return Ok(Resolution::Admitted(permit, run_at));
         }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt as _, join_all};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::__private::{Call, charge, key as key_of, permit_of_several};
@@ -390,4 +390,41 @@ async fn debug_output_shows_no_number_that_stands_for_another_thing() {
     let shown = format!("{free:?} {peeked:?}");
     assert!(!shown.contains(&u64::MAX.to_string()), "{shown}");
     assert!(shown.contains("limit: unlimited") && shown.contains("retry_after: None"), "{shown}");
+}
+
+/// A recorder that panics at each counter.
+struct PanickingRecorder;
+
+impl metrics::Recorder for PanickingRecorder {
+    fn describe_counter(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+    fn describe_gauge(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+    fn describe_histogram(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+
+    fn register_counter(&self, key: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Counter {
+        panic!("a recorder that does not work: {key}")
+    }
+
+    fn register_gauge(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Gauge {
+        metrics::Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Histogram {
+        metrics::Histogram::noop()
+    }
+}
+
+/// Before, nothing freed the places: in memory they have no lease.
+#[test]
+fn a_recorder_that_panics_takes_no_places() {
+    let limiter = Limiter::in_memory();
+    let place = Rule::new("place", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
+    let quota = Rule::new("quota", 9, MINUTE);
+    let panics = |call: &dyn Fn()| {
+        let call = std::panic::AssertUnwindSafe(|| metrics::with_local_recorder(&PanickingRecorder, call));
+        std::panic::catch_unwind(call).unwrap_err();
+    };
+    panics(&|| drop(limiter.acquire_blocking(&place, 1)));
+    let both = [(&place, Key::new(1), 1), (&quota, Key::new(1), 1)];
+    panics(&|| drop(limiter.acquire_all(&both).now_or_never()));
+    limiter.acquire_blocking(&place, 1).unwrap();
 }
