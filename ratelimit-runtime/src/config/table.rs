@@ -196,11 +196,8 @@ impl OverrideVersion {
 
     /// Whether a call has tried these settings, or earlier ones.
     fn is_used(&self) -> bool {
-        let was_tried = |version: &Self| version.fits.load(Ordering::Relaxed) != 0;
-        self.first.get().is_some()
-            || self.is_reported.load(Ordering::Relaxed)
-            || was_tried(self)
-            || self.before.iter().any(|before| was_tried(before))
+        let was_tried = |version: &Arc<Self>| version.fits.load(Ordering::Relaxed) != 0;
+        self.first.get().is_some() || self.before.iter().any(was_tried)
     }
 
     /// See [`OverrideVersion::latest_fitting`].

@@ -56,8 +56,8 @@ pub(crate) struct Memory {
 /// The store has no room for a new counter.
 struct Full;
 
-/// Findings of a request about room, for the log.
-#[derive(Clone, Copy, Default)]
+/// Findings of a batch about room, for the log.
+#[derive(Default)]
 struct RoomNotes {
     /// It was charged in the overflow.
     overflows: bool,
@@ -124,21 +124,15 @@ impl Memory {
     /// no room for the counter, for a slot that comes later, and for a free place unless the caller `can_hold` it.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_one(
-        &self,
-        shard: &mut MemoryShard,
-        id: CounterId,
-        rule: &Rule,
-        cost: u64,
-        can_hold: bool,
-        read: ClockReadings,
-    ) -> Option<(Outcome, u64)> {
+    fn charge_one(&self, shard: &mut MemoryShard, query: &Query<'_>, read: ClockReadings) -> Option<(Outcome, u64)> {
+        let Query { rule, id, cost, can_hold, .. } = *query;
         let MemoryShard { latest_us, counters, .. } = shard;
         let mut time = LockedTime { clock: &self.clock, latest_us, read };
         if let Some(decided) = counters.charge_at_once(id, rule, cost, &mut time) {
             return Some(decided);
         }
         let now_us = time.us().us;
+        // Not the query, which would be written to memory for this: a tenth of the steps of each call.
         self.charge_slowly(shard, id, rule, cost, can_hold, now_us).map(|outcome| (outcome, now_us))
     }
 
@@ -180,7 +174,8 @@ impl Memory {
         now_us
     }
 
-    fn decide_one(&self, request: &mut Request) -> RoomNotes {
+    /// Decides a request.
+    fn decide_one(&self, request: &mut Request, room: &mut RoomNotes) {
         let mut shards = self.lock_shards(request.charges.iter().map(|charge| charge.counter.id()));
         let now_us = self.now_us_in(&mut shards);
         let mut all_fit = true;
@@ -193,7 +188,7 @@ impl Memory {
         }
         request.outcome = Ok(all_fit);
         if !request.consume {
-            return RoomNotes::default();
+            return;
         }
         if !all_fit {
             for charge in request.charges.iter_mut().filter(|charge| charge.starts_ban()) {
@@ -206,14 +201,13 @@ impl Memory {
                     found.write_to(charge, [0; 2]);
                 }
             }
-            return RoomNotes::default();
+            return;
         }
 
         if self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity {
             // `insert_new` can't sweep shards that this call has locked.
             shards.shards.iter_mut().for_each(|shard| _ = self.sweep(shard, now_us));
         }
-        let mut room = RoomNotes::default();
         // A rule in shadow mode takes no room from the other rules of the call.
         let mut order: SmallVec<[usize; 2]> = (0..request.charges.len()).collect();
         order.sort_by_key(|at| request.charges[*at].rule.is_shadow());
@@ -245,11 +239,10 @@ impl Memory {
                         self.refund_or_release(shards.of(&charge.counter.id()), charge, now_us);
                     }
                     request.outcome = charged.map(|_| false).map_err(|Full| self.full());
-                    return room;
+                    return;
                 }
             }
         }
-        room
     }
 
     /// Evaluates a counter that is not stored.
@@ -362,9 +355,7 @@ impl Backend for Memory {
     fn try_charge(&self, query: &mut Query<'_>, _waiter: Option<Waiter<'_, Infallible>>) -> Attempt {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
-        let Query { rule, id, cost, can_hold, .. } = *query;
-        let read = ClockReadings::default();
-        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, can_hold, read) {
+        match self.charge_one(&mut self.shard(shard_of(&query.id)), query, ClockReadings::default()) {
             Some((outcome, _)) => {
                 query.outcome = outcome;
                 Attempt::Decided
@@ -400,17 +391,15 @@ impl Backend for Memory {
 
 impl Store for Memory {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
-        let (mut overflows, mut is_missing) = (false, false);
+        let mut room = RoomNotes::default();
         for request in &mut *batch {
-            let room = self.decide_one(request);
-            overflows |= room.overflows;
-            is_missing |= room.is_missing;
+            self.decide_one(request, &mut room);
         }
         // Without the locks: a log subscriber may call a limited function.
-        if overflows {
+        if room.overflows {
             observe::memory_overflows();
         }
-        if is_missing {
+        if room.is_missing {
             observe::memory_is_full(&self.full());
         }
         Reply::Ready(batch)

@@ -50,10 +50,7 @@ impl Memory {
         let (mut attempt, mut all_fit) = (Attempt::Decided, true);
         for ((locked, query), charged_us) in shards.iter_mut().zip(&mut ordered).zip(&mut charged_us) {
             shard = locked.as_deref_mut().or(shard);
-            let Query { rule, id, cost, .. } = **query;
-            let Some((outcome, us)) =
-                shard.as_deref_mut().and_then(|shard| self.charge_one(shard, id, rule, cost, false, read))
-            else {
+            let Some((outcome, us)) = shard.as_deref_mut().and_then(|shard| self.charge_one(shard, query, read)) else {
                 (attempt, all_fit) = (Attempt::Unsupported, false);
                 break;
             };

@@ -245,9 +245,9 @@ impl Case {
             }
             (Against::Governor, Way::Annotated, Name::SlidingLog) => Some(1.2),
             (Against::Governor, _, Name::SlidingLog) => Some(1.5),
-            // A place is taken and released, see `Against::Semaphores`.
+            // governor has no places.
             (Against::Governor, _, Name::Concurrent) => None,
-            (Against::Governor | Against::OwnLog, ..) => Some(1.0),
+            (Against::Governor | Against::OwnLog | Against::Semaphores, ..) => Some(1.0),
             _ => None,
         }
     }
