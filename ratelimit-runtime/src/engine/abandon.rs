@@ -15,10 +15,11 @@ use tokio::{
 use super::{
     core::{EngineRef, Origin},
     request::LEASE,
-    settlements::{FIRST_PAUSE, LONGEST_PAUSE, after, lease_of},
+    settlements::{FIRST_PAUSE, LONGEST_PAUSE, lease_of},
 };
 use crate::{
-    background, deadline,
+    background,
+    deadline::{self, after},
     store::{Batch, Charge, Charges, Reply, Request},
 };
 

@@ -23,7 +23,9 @@ use super::{
 use crate::{
     RequestPerMinute, Rule,
     backend::{Attempt, Backend as _, CounterReceipt, Query, Undecided, Waiter},
-    background, observe,
+    background,
+    deadline::after,
+    observe,
     rule::call_kind::CallKind,
 };
 
@@ -205,14 +207,14 @@ impl Acquire {
             }
             Err(Undecided::NotMade { left }) => {
                 let request = AcquireRequest::single(engine, rule, key, cost, options);
-                self.go_on(request.start_again(left), Some(context))
+                self.go_on(request.start_again(after(left)), Some(context))
             }
             Err(Undecided::Failed(error)) => {
                 let mut request = AcquireRequest::single(engine, rule, key, cost, options);
                 request.apply_rules(false);
                 let keys = request.keys();
                 self.go_on(
-                    keys.named(request.resolve_or_wait(Err(error), Duration::ZERO, Duration::ZERO)),
+                    keys.named(request.resolve_or_wait(Err(error), Duration::ZERO, None)),
                     Some(context),
                 )
             }

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     RequestPerMinute,
+    deadline::after,
     store::{Batch, Charges, Request, StoreError},
 };
 
@@ -37,24 +38,23 @@ impl Drop for RefundOnDrop {
 }
 
 impl AcquireRequest {
-    /// Sends a request to the store, after the settlements of its counters, for the time that is `left`.
-    /// Returns the time it was sent and the answer.
+    /// Sends a request to the store, after the settlements of its counters, and awaits the answer until
+    /// `end`. Returns the time it was sent and the answer.
     pub(super) async fn query_store(
         &self,
         charges: Charges,
         consume: bool,
-        mut left: Duration,
+        end: Instant,
     ) -> (Duration, Result<Batch, StoreError>) {
-        let began = Instant::now();
         if let Some(settlements) = self.engine.settlements().for_charges(&charges) {
+            let left = end.saturating_duration_since(Instant::now());
             let _ = timeout(left / 2, settlements.done()).await; // the rest is for the request
-            left = left.saturating_sub(began.elapsed());
         }
         let sent_at = self.clock().now();
         let Some(store) = self.engine.store() else { return (sent_at, Err(StoreError::no_answer())) };
         let held = abandon::held_charges(&charges).filter(|_| consume);
         let reply = store.decide(Request::new(charges, consume).into());
-        (sent_at, self.engine.within(left, AbandonOnDrop::around(&self.engine, held, reply)).await)
+        (sent_at, self.engine.until(end, AbandonOnDrop::around(&self.engine, held, reply)).await)
     }
 
     /// Waits for the slot of a permit.
@@ -74,10 +74,9 @@ impl AcquireRequest {
             let free = Permit::free(uncounted_decision(&charges));
             return (Resolution::Admitted(free, None), StoreAnswer::default());
         }
-        let (began, deadline) = (Instant::now(), self.engine.settings().deadline);
+        let end = after(self.engine.settings().deadline);
         loop {
-            let left = deadline.saturating_sub(began.elapsed());
-            let (sent_at, batch) = self.query_store(charges, consume, left).await;
+            let (sent_at, batch) = self.query_store(charges, consume, end).await;
             let decided = batch.as_ref().ok().and_then(|batch| batch.first()).filter(|request| request.outcome.is_ok());
             let answer = decided.map(|request| StoreAnswer::of(&request.charges, sent_at)).unwrap_or_default();
             match self.resolve(batch, consume, sent_at) {

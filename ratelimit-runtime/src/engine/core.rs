@@ -3,6 +3,7 @@
 use std::{ops, sync::Arc, time::Duration};
 
 use once_cell::sync::OnceCell;
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::{
@@ -227,16 +228,19 @@ impl Engine {
     }
 
     pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
-        self.within(self.settings.deadline, reply).await
+        match reply {
+            Reply::Ready(answer) => Ok(answer),
+            reply @ Reply::Pending(_) => self.until(deadline::after(self.settings.deadline), reply).await,
+        }
     }
 
-    /// Awaits a reply for what is left of the deadline.
-    pub(crate) async fn within<T>(&self, left: Duration, reply: Reply<T>) -> Result<T, StoreError> {
+    /// Awaits a reply until `end`.
+    pub(super) async fn until<T>(&self, end: Instant, reply: Reply<T>) -> Result<T, StoreError> {
         match reply {
             Reply::Ready(answer) => Ok(answer),
             reply @ Reply::Pending(_) => {
                 let stopwatch = StoreTimer::start();
-                let answer = deadline::within(reply, left, self.settings.deadline);
+                let answer = deadline::within(reply, end, self.settings.deadline);
                 let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
                 stopwatch.stop();
                 answer

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Key, RequestPerMinute,
+    deadline::after,
     store::{Batch, Charges, Reply, Request, StoreError},
 };
 
@@ -73,30 +74,29 @@ impl AcquireRequest {
             }
             ticket.changes = self.engine.queues().changes(&charges);
         }
-        let deadline = self.engine.settings().deadline;
-        self.send(charges, deadline)
+        self.send(charges, None)
     }
 
-    /// Asks the store again about a call that was certainly not decided, for the time that is `left`.
-    pub(super) fn start_again(mut self, left: Duration) -> Result<AcquireResult, BoxedAcquire> {
+    /// Asks the store again about a call that was certainly not decided, until `end`.
+    pub(super) fn start_again(mut self, end: Instant) -> Result<AcquireResult, BoxedAcquire> {
         self.apply_rules(false);
         let keys = self.keys();
         keys.named(match self.charges() {
-            Ok(charges) => self.send(charges, left),
+            Ok(charges) => self.send(charges, Some(end)),
             Err(refused) => Ok(Err(refused)),
         })
     }
 
-    /// Asks the store. The result if it decides at once, otherwise the future that awaits it for the
-    /// time that is `left`.
-    fn send(self, charges: Charges, left: Duration) -> Result<AcquireResult, BoxedAcquire> {
+    /// Asks the store. The result if it decides at once, otherwise the future that awaits it until `end`: the
+    /// deadline, from now on, if that is `None`.
+    fn send(self, charges: Charges, end: Option<Instant>) -> Result<AcquireResult, BoxedAcquire> {
         let Some(store) = self.engine.store() else { return Ok(Ok(Permit::free(uncounted_decision(&charges)))) };
         let settlements = self.engine.settlements();
         if charges.iter().any(|charge| settlements.has(charge.counter.id())) {
             return Err(Box::pin(async move {
-                let began = Instant::now();
-                let (sent_at, batch) = self.query_store(charges, true, left).await;
-                match self.resolve_or_wait(batch, sent_at, left.saturating_sub(began.elapsed())) {
+                let end = self.end(end);
+                let (sent_at, batch) = self.query_store(charges, true, end).await;
+                match self.resolve_or_wait(batch, sent_at, Some(end)) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -106,12 +106,12 @@ impl AcquireRequest {
         // The memory store decides at once.
         let held = self.engine.guard().and_then(|_| abandon::held_charges(&charges));
         match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at, left),
+            Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at, end),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
-                let began = Instant::now();
+                let end = self.end(end);
                 let reply = AbandonOnDrop::around(&self.engine, held, reply);
-                let batch = self.engine.within(left, reply).await;
-                match self.resolve_or_wait(batch, sent_at, left.saturating_sub(began.elapsed())) {
+                let batch = self.engine.until(end, reply).await;
+                match self.resolve_or_wait(batch, sent_at, Some(end)) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -119,18 +119,23 @@ impl AcquireRequest {
         }
     }
 
-    /// Resolves an answer. `left`: the time for another request, without the shadow rules that have refused.
+    /// The end of a request to the store, with the whole deadline unless one was set before.
+    fn end(&self, end: Option<Instant>) -> Instant {
+        end.unwrap_or_else(|| after(self.engine.settings().deadline))
+    }
+
+    /// Resolves an answer. `end`: of another request, without the shadow rules that have refused.
     pub(super) fn resolve_or_wait(
         self,
         batch: Result<Batch, StoreError>,
         sent_at: Duration,
-        left: Duration,
+        end: Option<Instant>,
     ) -> Result<AcquireResult, BoxedAcquire> {
         match self.resolve(batch, true, sent_at) {
             Ok(resolution) => self.act_on(resolution),
             // Asks again, without the shadow rules that have refused.
             Err(rejection) if rejection.rest.is_empty() => Ok(Ok(Permit::free(rejection.decision))),
-            Err(rejection) => self.send(rejection.rest, left),
+            Err(rejection) => self.send(rejection.rest, end),
         }
     }
 

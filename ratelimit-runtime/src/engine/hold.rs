@@ -12,21 +12,20 @@ use std::{mem, process, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{oneshot, watch::Sender},
-    time::Instant,
 };
 
 use super::{
     core::{EngineRef, Origin},
     refusal::refusal,
     renewals,
-    settlements::after,
 };
 use crate::{
     RequestPerMinute, Rule,
     backend::{Backend as _, CounterReceipt},
     background,
     counter::CounterId,
-    deadline, observe,
+    deadline::{self, after},
+    observe,
     store::{Charge, Charges, StoreError},
 };
 
@@ -273,9 +272,8 @@ async fn settle(
     let settle_one = |charge: &Charge| {
         let (engine, charge, used) = (engine.clone(), charge.clone(), used.of(charge));
         tokio::spawn(async move {
-            let left = end.saturating_duration_since(Instant::now());
             let settling = engine.settle(charge, used, Origin::Store);
-            deadline::within(settling, left, deadline).await.and_then(|done| done)
+            deadline::within(settling, end, deadline).await.and_then(|done| done)
         })
     };
     let (held, unheld): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| charge.hold.is_some());

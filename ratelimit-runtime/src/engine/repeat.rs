@@ -11,14 +11,14 @@ use super::{
     backend_kind::BackendReceipt,
     core::{EngineRef, Origin},
     refusal::refusal,
-    settlements::{FIRST_PAUSE, LONGEST_PAUSE, after, lease_of},
+    settlements::{FIRST_PAUSE, LONGEST_PAUSE, lease_of},
 };
 use crate::{
     RequestPerMinute, Rule,
     backend::Backend as _,
     background,
     counter::CounterId,
-    deadline,
+    deadline::{self, after},
     duration::with_jitter,
     store::{Charge, Charges, Hold, Reply, StoreError},
 };
@@ -115,11 +115,10 @@ impl EngineRef {
                     turn = turn => turn,
                 };
                 pause = (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-                let left = end.saturating_duration_since(Instant::now()).min(deadline);
-                if left.is_zero() {
+                if Instant::now() >= end {
                     break;
                 }
-                let done = deadline::within(work.ask(&engine), left, deadline).await.and_then(|done| done);
+                let done = deadline::within(work.ask(&engine), end.min(after(deadline)), deadline).await.and_then(|done| done);
                 drop(turn);
                 match done {
                     Err(error) if work.is_repeatable(&error) => work.attempted(&error),

@@ -15,7 +15,7 @@ use tokio::{
         Semaphore, SemaphorePermit,
         watch::{Receiver, Sender},
     },
-    time::{Instant, timeout},
+    time::timeout,
 };
 
 use crate::{
@@ -164,12 +164,6 @@ impl UntilDone {
 
 pub(super) fn lease_of(charge: &Charge) -> Duration {
     charge.hold.map_or(Duration::ZERO, |hold| hold.lease)
-}
-
-/// The instant after this time, at most 100 years ahead.
-pub(super) fn after(time: Duration) -> Instant {
-    const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-    Instant::now() + time.min(LONGEST)
 }
 
 #[cfg(all(test, not(model_check)))]
