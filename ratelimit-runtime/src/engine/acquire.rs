@@ -46,23 +46,27 @@ pub struct Acquire {
 }
 
 enum AcquireState {
-    /// Before the first poll. If that decides the call, it takes the engine: the rest stays as it
-    /// is, since moving it takes as long as the arithmetic.
-    Attempt(Option<EngineRef>, RequestKey),
-    /// The charge travels in a batch with other callers' charges.
-    Batched(EngineRef, RequestKey, Ticket),
+    /// One charge. With a ticket, it travels in a batch with other callers' charges. The poll that decides it
+    /// takes the engine: the rest stays as it is, since moving it takes as long as the arithmetic.
+    Attempt {
+        engine: Option<EngineRef>,
+        key: RequestKey,
+        ticket: Option<Ticket>,
+    },
     /// Several charges or holds, before the first poll.
     All(Box<SeveralCharges>),
     Pending(BoxedAcquire),
     Done,
 }
 
+const POLLED_AGAIN: &str = "`Acquire` polled after it was done";
+
 impl Acquire {
     /// One charge, decided when the future is first polled.
     #[inline(always)]
     #[allow(clippy::inline_always)] // otherwise a rule is copied twice, which costs as much as a lock
     pub(crate) fn single(engine: EngineRef, rule: &Rule, key: RequestKey, cost: u64, options: AcquireOptions) -> Self {
-        Self { rule: *rule, cost, options, state: AcquireState::Attempt(Some(engine), key) }
+        Self { rule: *rule, cost, options, state: AcquireState::Attempt { engine: Some(engine), key, ticket: None } }
     }
 
     /// Several charges or holds, decided when the future is first polled. `fill` adds them.
@@ -87,7 +91,7 @@ impl Acquire {
     #[track_caller]
     pub fn block(mut self) -> AcquireResult {
         let is_in_memory = match &self.state {
-            AcquireState::Attempt(engine, _) => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
+            AcquireState::Attempt { engine, .. } => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
             AcquireState::All(call) => call.engine().guard().is_none(),
             _ => false,
         };
@@ -105,7 +109,7 @@ impl Acquire {
     #[allow(clippy::inline_always)] // `poll` is this
     fn decide(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         match &self.state {
-            AcquireState::Attempt(Some(engine), _) if !self.options.waits => {
+            AcquireState::Attempt { engine: Some(engine), ticket: None, .. } if !self.options.waits => {
                 if engine.settings().rules_may_differ() {
                     self.decide_applied(context, awaits)
                 } else {
@@ -121,7 +125,7 @@ impl Acquire {
     fn decide_applied(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         let rule = self.rule;
         let applied = match &self.state {
-            AcquireState::Attempt(Some(engine), key) => key.counter_key().and_then(|key| {
+            AcquireState::Attempt { engine: Some(engine), key, .. } => key.counter_key().and_then(|key| {
                 let rules = engine.settings().rules_now();
                 rules.applied(&rule, key, CallKind::default()).map(|applied| *applied)
             }),
@@ -138,12 +142,11 @@ impl Acquire {
     #[allow(clippy::inline_always)] // in two places
     fn decide_by(&mut self, original: Option<Rule>, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         let Self { rule, cost, state, .. } = self;
-        if let AcquireState::Attempt(place, request_key) = state
+        if let AcquireState::Attempt { engine: place, key, ticket } = state
             && let Some(engine) = &*place
-            && let Some(key) = request_key.counter_key()
+            && let Some(key) = key.counter_key()
         {
-            let mut ticket = None;
-            let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
+            let waiter = Waiter { waker: context.waker(), ticket };
             let mut query = Query { can_hold: true, ..Query::new(rule, key, *cost) };
             let attempt = try_charge(engine, &mut query, Some(waiter));
             let Query { id, outcome, .. } = query;
@@ -166,17 +169,11 @@ impl Acquire {
                         return Poll::Ready(Err(exceeded(&engine, rule, key, *cost, &outcome)));
                     }
                 }
-                Attempt::Pending => {
-                    if let Some(ticket) = ticket
-                        && let Some(engine) = place.take()
-                    {
-                        let key = mem::replace(request_key, RequestKey::Skip);
-                        *state = AcquireState::Batched(engine, key, ticket);
-                        *rule = original.unwrap_or(*rule);
-                        return Poll::Pending;
-                    }
+                Attempt::Pending if ticket.is_some() => {
+                    *rule = original.unwrap_or(*rule);
+                    return Poll::Pending;
                 }
-                Attempt::Unsupported => {}
+                Attempt::Pending | Attempt::Unsupported => {}
             }
         }
         self.rule = original.unwrap_or(self.rule);
@@ -185,51 +182,47 @@ impl Acquire {
 
     /// Polls the ticket of a charge that travels in a batch.
     fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        let AcquireState::Batched(engine, _, ticket) = &mut self.state else {
-            panic!("`Acquire` polled after it was done");
+        let AcquireState::Attempt { engine: place, key, ticket: Some(ticket) } = &mut self.state else {
+            panic!("{POLLED_AGAIN}");
         };
+        let engine = place.as_ref().expect(POLLED_AGAIN);
         let result = ready!(engine.backend().poll_charge(ticket, context));
-        let AcquireState::Batched(engine, key, _) = mem::replace(&mut self.state, AcquireState::Done) else {
-            panic!("`Acquire` polled after it was done");
-        };
-        let Self { rule, cost, options, .. } = *self;
-        match result {
+        let engine = place.take().expect(POLLED_AGAIN);
+        let error = match result {
             Ok((outcome, receipt)) => {
-                if outcome.fits() {
-                    engine.record_success();
-                }
-                let (rule, cost) = receipt.rule_and_cost().unwrap_or((rule, cost));
+                let charged = receipt.rule_and_cost();
+                let (rule, cost) = charged.as_ref().map_or((&self.rule, self.cost), |(rule, cost)| (rule, *cost));
                 if !outcome.fits() {
-                    return Poll::Ready(Err(exceeded(&engine, &rule, key.or_none(), cost, &outcome)));
+                    return Poll::Ready(Err(exceeded(&engine, rule, key.or_none(), cost, &outcome)));
                 }
-                observe::admitted(&rule, outcome.remaining);
-                Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))))
+                engine.record_success();
+                observe::admitted(rule, outcome.remaining);
+                return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))));
             }
-            Err(Undecided::NotMade { left }) => {
-                let request = AcquireRequest::single(engine, rule, key, cost, options);
-                self.go_on(request.start_again(after(left)), Some(context))
-            }
-            Err(Undecided::Failed(error)) => {
-                let mut request = AcquireRequest::single(engine, rule, key, cost, options);
+            Err(error) => error,
+        };
+        let key = mem::replace(key, RequestKey::Skip);
+        self.state = AcquireState::Done;
+        let mut request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
+        let answer = match error {
+            Undecided::NotMade { left } => request.start_again(after(left)),
+            Undecided::Failed(error) => {
                 request.apply_rules(false);
-                let keys = request.keys();
-                self.go_on(
-                    keys.named(request.resolve_or_wait(Err(error), Duration::ZERO, None)),
-                    Some(context),
-                )
+                request.keys().named(request.resolve_or_wait(Err(error), Duration::ZERO, None))
             }
-        }
+        };
+        self.go_on(answer, Some(context))
     }
 
     /// Every call that the backend has not decided at once. Without a context, nothing is polled that
     /// has to be awaited.
     #[inline(never)]
     fn poll_slow(&mut self, context: Option<&mut Context<'_>>) -> Poll<AcquireResult> {
-        if let AcquireState::Batched(..) = &self.state {
+        if let AcquireState::Attempt { engine: Some(_), ticket: Some(_), .. } = &self.state {
             return context.map_or(Poll::Pending, |context| self.poll_ticket(context));
         }
         match mem::replace(&mut self.state, AcquireState::Done) {
-            AcquireState::Attempt(Some(engine), key) => {
+            AcquireState::Attempt { engine: Some(engine), key, .. } => {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
@@ -243,9 +236,7 @@ impl Acquire {
                 self.go_on(call.into_request(self.options).start(), context)
             }
             AcquireState::Pending(pending) => self.go_on(Err(pending), context),
-            AcquireState::Attempt(None, _) | AcquireState::Batched(..) | AcquireState::Done => {
-                panic!("`Acquire` polled after it was done")
-            }
+            AcquireState::Attempt { engine: None, .. } | AcquireState::Done => panic!("{POLLED_AGAIN}"),
         }
     }
 

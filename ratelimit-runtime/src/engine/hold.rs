@@ -10,9 +10,7 @@
 
 use std::{mem, process, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{oneshot, watch::Sender},
-};
+use tokio::sync::{oneshot, watch::Sender};
 
 use super::{
     core::{EngineRef, Origin},

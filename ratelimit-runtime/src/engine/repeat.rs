@@ -118,7 +118,8 @@ impl EngineRef {
                 if Instant::now() >= end {
                     break;
                 }
-                let done = deadline::within(work.ask(&engine), end.min(after(deadline)), deadline).await.and_then(|done| done);
+                let done =
+                    deadline::within(work.ask(&engine), end.min(after(deadline)), deadline).await.and_then(|done| done);
                 drop(turn);
                 match done {
                     Err(error) if work.is_repeatable(&error) => work.attempted(&error),
