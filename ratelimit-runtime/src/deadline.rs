@@ -35,9 +35,11 @@ pub(crate) async fn within<T>(reply: Reply<T>, end: Instant, deadline: Duration)
         Reply::Pending(_) if Handle::try_current().is_err() => return Err(StoreError::no_runtime()),
         Reply::Pending(answer) => answer,
     };
+    let span = tracing::debug_span!("ask_rate_limit_store");
     let mut timer_runtime = None;
     let mut timer = pin!(None);
     poll_fn(|context| {
+        let _in_span = span.enter();
         if let Poll::Ready(answer) = answer.as_mut().poll(context) {
             return Poll::Ready(Ok(answer));
         }

@@ -4,7 +4,6 @@ use std::{ops, sync::Arc, time::Duration};
 
 use once_cell::sync::OnceCell;
 use tokio::time::Instant;
-use tracing::Instrument as _;
 
 use super::{
     backend_kind::BackendKind,
@@ -220,6 +219,7 @@ impl Engine {
         local
     }
 
+    #[inline]
     pub(crate) fn charge(&self, rule: &Rule, key: &Key, cost: u64) -> Result<Charge, RequestPerMinute> {
         if let Some(fault) = rule.fault() {
             return Err(refusal(rule, StoreError::misconfigured(fault)));
@@ -240,8 +240,7 @@ impl Engine {
             Reply::Ready(answer) => Ok(answer),
             reply @ Reply::Pending(_) => {
                 let stopwatch = StoreTimer::start();
-                let answer = deadline::within(reply, end, self.settings.deadline);
-                let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
+                let answer = deadline::within(reply, end, self.settings.deadline).await;
                 stopwatch.stop();
                 answer
             }

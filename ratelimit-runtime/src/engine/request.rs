@@ -364,12 +364,13 @@ impl AcquireRequest {
                 RequestKey::Skip => continue,
                 RequestKey::Invalid(reason) => return Err(refusal(rule, StoreError::misconfigured(*reason))),
             };
-            let charge = self.engine.charge(rule, key, *cost)?;
+            let mut charge = self.engine.charge(rule, key, *cost)?;
             if request.cost_kind == CostKind::Forced && !rule.decides_at_once() {
                 return Err(refusal(rule, StoreError::misconfigured(NO_DEBT)));
             }
-            let is_held = request.is_settled_later() && *cost > 0;
-            let mut charge = if is_held { self.settled_later(request, charge)? } else { charge };
+            if request.is_settled_later() && *cost > 0 {
+                self.settle_later(request, &mut charge)?;
+            }
             self.limit_wait(&mut charge);
             has_cost_to_settle |= charge.has_cost_to_settle();
             if has_cost_to_settle
@@ -429,8 +430,8 @@ impl AcquireRequest {
     }
 
     /// The charge, to be settled when the call ends: with a hold if the algorithm has holds.
-    fn settled_later(&self, request: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
-        let Charge { rule, cost, .. } = charge;
+    fn settle_later(&self, request: &ChargeRequest, charge: &mut Charge) -> Result<(), RequestPerMinute> {
+        let Charge { rule, cost, .. } = *charge;
         let is_timed = request.cost_kind == CostKind::Elapsed;
         let is_place = request.cost_kind == CostKind::Fixed;
         if let Some(fault) = settle_fault(&rule, is_timed).filter(|_| !is_place) {
@@ -438,7 +439,8 @@ impl AcquireRequest {
             return Err(refusal(&rule, StoreError::misconfigured(error)));
         }
         if capabilities(rule.algorithm()).holds == HoldSupport::Refunded {
-            return Ok(Charge { settles: true, ..charge });
+            charge.settles = true;
+            return Ok(());
         }
         let lease = match request.cost_kind {
             _ if is_place => rule.period(),
@@ -451,9 +453,11 @@ impl AcquireRequest {
         }
         let is_kept = self.engine.memory().is_some();
         let exclusive = is_timed && cost >= rule.limit();
-        let hold = Hold { allow_partial: is_timed, exclusive, is_kept, is_timed, ..Hold::new(lease) };
-        // With a limit of 0 the cost is capped at 1 and not at 0, so that the call is refused.
-        Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
+        charge.hold = Some(Hold { allow_partial: is_timed, exclusive, is_kept, is_timed, ..Hold::new(lease) });
+        if is_timed {
+            charge.cost = cost.min(rule.limit().max(1)); // not 0, so that a limit of 0 refuses the call
+        }
+        Ok(())
     }
 
     /// The rule under which an error of the store is reported.
