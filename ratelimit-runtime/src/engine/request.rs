@@ -429,7 +429,7 @@ impl AcquireRequest {
         })
     }
 
-    /// The charge, to be settled when the call ends: with a hold if the algorithm has holds.
+    /// Makes the charge one that is settled when the call ends: with a hold if the algorithm has holds.
     fn settle_later(&self, request: &ChargeRequest, charge: &mut Charge) -> Result<(), RequestPerMinute> {
         let Charge { rule, cost, .. } = *charge;
         let is_timed = request.cost_kind == CostKind::Elapsed;
