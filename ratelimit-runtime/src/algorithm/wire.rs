@@ -10,7 +10,11 @@ pub(crate) type PackedNumbers = SmallVec<[u8; 48]>;
 
 #[allow(clippy::cast_precision_loss)] // larger numbers are only compared with exact ones
 pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> PackedNumbers {
-    numbers.into_iter().flat_map(|number| (number as f64).to_le_bytes()).collect()
+    let mut packed = PackedNumbers::new();
+    for number in numbers {
+        packed.extend_from_slice(&(number as f64).to_le_bytes()); // byte by byte takes seven times as long
+    }
+    packed
 }
 
 /// Parses packed numbers. `None` for each that is not whole or not exact.

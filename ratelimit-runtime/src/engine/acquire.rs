@@ -116,6 +116,7 @@ impl Acquire {
                     self.decide_by(None, context, awaits)
                 }
             }
+            AcquireState::Attempt { ticket: Some(_), .. } => self.poll_ticket(context),
             _ => self.poll_slow(awaits.then_some(context)),
         }
     }
@@ -181,6 +182,7 @@ impl Acquire {
     }
 
     /// Polls the ticket of a charge that travels in a batch.
+    #[inline(never)]
     fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
         let AcquireState::Attempt { engine: place, key, ticket: Some(ticket) } = &mut self.state else {
             panic!("{POLLED_AGAIN}");
@@ -190,10 +192,10 @@ impl Acquire {
         let engine = place.take().expect(POLLED_AGAIN);
         let error = match result {
             Ok((outcome, receipt)) => {
-                let charged = receipt.rule_and_cost();
-                let (rule, cost) = charged.as_ref().map_or((&self.rule, self.cost), |(rule, cost)| (rule, *cost));
+                let applied = if engine.settings().rules_may_differ() { receipt.rule_and_cost() } else { None };
+                let rule = applied.as_ref().map_or(&self.rule, |(rule, _)| rule);
                 if !outcome.fits() {
-                    return Poll::Ready(Err(exceeded(&engine, rule, key.or_none(), cost, &outcome)));
+                    return Poll::Ready(Err(exceeded(&engine, rule, key.or_none(), self.cost, &outcome)));
                 }
                 engine.record_success();
                 observe::admitted(rule, outcome.remaining);
@@ -218,9 +220,6 @@ impl Acquire {
     /// has to be awaited.
     #[inline(never)]
     fn poll_slow(&mut self, context: Option<&mut Context<'_>>) -> Poll<AcquireResult> {
-        if let AcquireState::Attempt { engine: Some(_), ticket: Some(_), .. } = &self.state {
-            return context.map_or(Poll::Pending, |context| self.poll_ticket(context));
-        }
         match mem::replace(&mut self.state, AcquireState::Done) {
             AcquireState::Attempt { engine: Some(engine), key, .. } => {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);

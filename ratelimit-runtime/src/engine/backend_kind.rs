@@ -47,7 +47,9 @@ impl Backend for BackendKind {
                 // A copy, so that the query can stay in registers.
                 let mut copy = *query;
                 let attempt = guard.try_charge(&mut copy, waiter);
-                query.outcome = copy.outcome;
+                if let Attempt::Decided = attempt {
+                    query.outcome = copy.outcome;
+                }
                 attempt
             }
             _ => Attempt::Unsupported,

@@ -182,8 +182,9 @@ impl DenialCache {
     }
 
     /// Removes a denial that no longer holds, as a later answer of the store shows.
+    #[inline]
     pub(super) fn remove(&self, id: CounterId) {
-        if self.any.load(Ordering::Acquire) {
+        if !self.is_empty() {
             self.shard(id).entries.remove(&id);
         }
     }
