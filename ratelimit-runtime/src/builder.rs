@@ -263,8 +263,8 @@ impl Builder {
     /// callers. The default is on.
     ///
     /// - While four round trips are under way on a tokio runtime, further decisions wait, and the
-    ///   next round trip carries up to 64 different ones. A decision that comes alone is sent at
-    ///   once.
+    ///   next round trip carries up to 64 different ones. Each time that 64 wait, one more round trip
+    ///   begins. A decision that comes alone is sent at once.
     /// - Equal decisions of one thread travel as one, which is granted as often as fits. So do
     ///   equal decisions of all threads, if there are no others.
     /// - Each decision stands by itself. Decisions of one thread are made in the order of arrival,

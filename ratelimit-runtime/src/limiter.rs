@@ -172,6 +172,11 @@ impl Limiter {
     ///
     /// A future that is kept but not polled blocks the callers behind it when its turn has come.
     ///
+    /// # Time
+    ///
+    /// A query to Redis that is on its way when the time is over is awaited: the call may return up to two
+    /// deadlines later.
+    ///
     /// # Panics
     ///
     /// As for [`Limiter::acquire`]. Also on the memory store, when it has to wait outside of a

@@ -4,8 +4,8 @@
 //! At most one prefetch of a counter is under way. A caller who finds too little quota waits for
 //! it, in the order of arrival. The prefetch belongs to no single caller.
 //!
-//! A killed process leaves its quota charged until the window ends. `Guard::close`, the drop of
-//! `GuardInner` and a changed count refund it.
+//! `Guard::close`, the drop of `GuardInner` and a changed count refund what is left of it. The quota of a
+//! killed process stays charged until the window ends.
 
 use std::{
     collections::{HashMap, VecDeque},

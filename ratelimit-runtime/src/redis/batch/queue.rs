@@ -25,9 +25,9 @@ use crate::{
 #[cfg(all(test, model_check))]
 mod model_check;
 
-/// Round trips that begin at once. Above this, one more begins for each [`MAX_ENTRIES`] waiting.
+/// Largest number of round trips in flight, but for one more for each [`MAX_ENTRIES`] waiting.
 const MAX_ROUND_TRIPS: u64 = if cfg!(all(test, model_check)) { 1 } else { 4 };
-/// Maximum number of entries of a round trip. `decide_batch` in `command.rs` counts them in bytes.
+/// Maximum number of entries of a round trip. `decide_batch` in `command.rs` counts them in one byte.
 const MAX_ENTRIES: usize = 64;
 const _: () = assert!(MAX_ENTRIES < 255);
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 16 };
