@@ -92,7 +92,7 @@ impl Bucket {
         let Self::Plain(packed) = self else { return None };
         let since_ms = now_ms.checked_sub(packed.time())?; // the time of a ban is later than now
         let (charged, capacity) = (cost.checked_mul(unit.get())?, rule.limit() * unit.get());
-        let left_ms = packed.full_at_ms.saturating_sub(now_ms);
+        let left_ms = packed.full_at_ms().saturating_sub(now_ms);
         if left_ms == 0 && charged <= capacity {
             let (remaining, reset_after_ms) = ((capacity - charged) / unit, charged.div_ceil(refill.get()));
             let full_at_ms = now_ms + reset_after_ms;
@@ -139,7 +139,7 @@ impl MemoryState for Bucket {
     #[inline]
     fn expires_at_ms(&self) -> u64 {
         match self {
-            Self::Plain(packed) => packed.full_at_ms,
+            Self::Plain(packed) => packed.full_at_ms(),
             Self::Large(both) => both.0.full_at_ms,
         }
     }
@@ -196,8 +196,8 @@ impl MemoryState for Bucket {
         level.receipt(&params)
     }
 
-    /// If tokens come back one by one, and the clock was not set back. A charge is made only if all charges
-    /// since the bucket was full had the same count, below 2^30. For a queue, see [`Bucket::charge_queue`].
+    /// If tokens come back one by one, and the clock was not set back. Decided only if all charges since the bucket
+    /// was full had the same count, below 2^30 - 1. For a queue, see [`Bucket::charge_queue`].
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
@@ -210,30 +210,27 @@ impl MemoryState for Bucket {
             return None;
         };
         let Self::Plain(packed) = self else { return None };
-        let now_ms = now.ms;
-        if cost > burst || now_ms < packed.time() {
+        let since_ms = now.ms.checked_sub(packed.time())?; // the time of a ban is later than now
+        if cost > burst || refill.get() >= LARGEST_PACE {
             return None;
         }
-        let is_live = now_ms < packed.full_at_ms;
-        let before = if is_live {
-            packed.deficit().saturating_sub((now_ms - packed.time()).saturating_mul(refill.get()))
-        } else {
+        // If its only pace is that of the rule, its deficit tells when it is full.
+        let before = if packed.has_pace(refill.get()) {
+            packed.deficit().saturating_sub(since_ms.saturating_mul(refill.get()))
+        } else if packed.full_at_ms() <= now.ms {
             0
+        } else {
+            return None;
         };
         let (after, capacity) = (before + cost * unit.get(), burst * unit.get());
         if after > capacity {
-            let left_ms = packed.full_at_ms.saturating_sub(now_ms);
-            return Some(denied(before, after, capacity, unit, refill, left_ms));
+            return Some(denied(before, after, capacity, unit, refill, u64::MAX));
         }
-        if is_live && !packed.has_pace(refill.get()) {
-            return None;
-        }
-        let reset_after_ms = after.div_ceil(refill.get());
-        let full_at_ms = now_ms + reset_after_ms;
-        let level = BucketLevel { full_at_ms, deficit: after, fastest: refill.get(), ..BucketLevel::full(now_ms) };
+        let level = BucketLevel { full_at_ms: 0, deficit: after, fastest: refill.get(), ..BucketLevel::full(now.ms) };
         *packed = PackedLevel::of(&level)?;
         let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
-        Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] })
+        let reset_after_ms = after.div_ceil(refill.get());
+        Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now.ms, 0] })
     }
 
     /// Returns the part without which the bucket would not have been full meanwhile. Without [`Lows`],

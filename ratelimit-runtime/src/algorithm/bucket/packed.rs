@@ -20,7 +20,9 @@ const _: () = assert!(MIXED == 1 << (LOW_BITS + HIGH_BITS - 1));
 /// A level that was written before the year 2248.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLevel {
-    pub(super) full_at_ms: u64,
+    /// 0 if it follows from the other numbers: a call that writes the level need not divide. See
+    /// [`PackedLevel::full_at_ms`].
+    full_at_ms: u64,
     /// The time with [`BANNED`], and the lower part of `fastest`. Never 0, which tells the two kinds of a
     /// [`Bucket`](super::Bucket) apart.
     written: NonZeroU64,
@@ -29,7 +31,7 @@ pub(crate) struct PackedLevel {
 }
 
 impl PackedLevel {
-    /// `None` if a number is too large.
+    /// `None` if a number is too large. If `full_at_ms` is 0, the deficit comes back at the pace, each millisecond.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn of(level: &BucketLevel) -> Option<Self> {
@@ -49,12 +51,20 @@ impl PackedLevel {
     #[inline]
     pub(super) fn level(&self) -> BucketLevel {
         BucketLevel {
-            full_at_ms: self.full_at_ms,
+            full_at_ms: self.full_at_ms(),
             written_ms: self.time() & !BANNED,
             deficit: self.deficit(),
             fastest: self.pace() & !MIXED,
             is_mixed: self.pace() & MIXED != 0,
             is_banned: self.time() & BANNED != 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn full_at_ms(&self) -> u64 {
+        match NonZeroU64::new(self.pace()) {
+            Some(pace) if self.full_at_ms == 0 => self.time() + self.deficit().div_ceil(pace.get()),
+            _ => self.full_at_ms,
         }
     }
 
@@ -95,7 +105,7 @@ mod tests {
             shifts in (0..64_u32, 0..64_u32, 0..64_u32), numbers in any::<(u64, u64, u64, u64)>(), flags in any::<(bool, bool)>()
         ) -> BucketLevel {
             BucketLevel {
-                full_at_ms: numbers.0,
+                full_at_ms: numbers.0.max(1),
                 written_ms: (numbers.1 >> shifts.0).max(1),
                 deficit: numbers.2 >> shifts.1,
                 fastest: numbers.3 >> shifts.2,
@@ -124,6 +134,17 @@ mod tests {
                     prop_assert!(!packed.has_pace(level.fastest ^ (1 << 9 | 1 << 20)));
                 }
             }
+        }
+
+        #[test]
+        fn a_level_at_its_pace_is_full_when_its_deficit_has_come_back(
+            written_ms in 1..1_u64 << 43, deficit in 0..1_u64 << 53, pace in 1..LARGEST_PACE
+        ) {
+            let level = BucketLevel { full_at_ms: 0, deficit, fastest: pace, ..BucketLevel::full(written_ms) };
+            let full_at_ms = PackedLevel::of(&level).unwrap().full_at_ms();
+            let refilled = |at_ms: u64| u128::from(at_ms - written_ms) * u128::from(pace);
+            prop_assert!(refilled(full_at_ms) >= deficit.into());
+            prop_assert!(full_at_ms == written_ms || refilled(full_at_ms - 1) < deficit.into());
         }
     }
 }
