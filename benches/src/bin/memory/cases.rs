@@ -72,6 +72,8 @@ pub(crate) enum On {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Against {
     Governor,
+    /// It also tells what is left, or when to retry, as our permits and refusals do.
+    GovernorNumbers,
     OneRule,
     TwoGovernors,
     ThrottleKit,
@@ -87,6 +89,7 @@ impl Against {
     fn word(self) -> &'static str {
         match self {
             Self::Governor => "governor",
+            Self::GovernorNumbers => "governor-numbers",
             Self::OneRule => "one-rule",
             Self::TwoGovernors => "two-governors",
             Self::ThrottleKit => "throttle-kit",
@@ -128,6 +131,11 @@ impl Case {
             for way in [Way::Annotated, Way::Acquire] {
                 cases.extend(Name::ALL.map(|name| Self { way, name, refused, ..first }));
             }
+        }
+        for refused in [false, true] {
+            let against = Against::GovernorNumbers;
+            let names = Name::ALL.into_iter().filter(|name| *name != Name::Concurrent);
+            cases.extend(names.map(|name| Self { way: Way::Acquire, name, refused, against, ..first }));
         }
         cases.extend(Name::ALL.map(|name| Self { way: Way::AcquireN, name, ..first }));
         for on in [On::Rules, On::Namespace] {
@@ -239,6 +247,7 @@ impl Case {
             (Against::OneRule, ..) => Some(2.0),
             (Against::Governor, Way::Size, Name::SlidingLog) => None,
             (Against::Governor, Way::Size, _) => Some(64.0),
+            (Against::GovernorNumbers, ..) => Some(1.0),
             (Against::Governor, ..) if self.refused => Some(1.0),
             (Against::Governor, Way::Annotated, Name::FixedWindow | Name::SlidingWindow | Name::TokenBucket) => {
                 Some(0.7)

@@ -26,9 +26,10 @@
 //! - The limiter is the installed one. `rules-file`: a rules file sets the count of the rule.
 //!   `namespace`: it has one. `own-limiter`: it is not installed.
 //! - `governor`: `check_key` of its keyed limiter with default settings. It has one algorithm, and
-//!   all of ours are compared with that. `two-governors`: one call of each of two such limiters.
-//!   `one-rule`: our own call with one rule. `own-log`: a map of logs of times, as a user would write
-//!   it. `semaphores`: a map of tokio's semaphores.
+//!   all of ours are compared with that. `governor-numbers`: it also tells what is left, by its
+//!   middleware, or the wait until a retry, and both results are read. `two-governors`: one call of
+//!   each of two such limiters. `one-rule`: our own call with one rule. `own-log`: a map of logs of
+//!   times, as a user would write it. `semaphores`: a map of tokio's semaphores.
 //! - `bytes`: all that is allocated for a key, empty slots included, at 900,000 keys and at the
 //!   worst number of keys between that and 2,000,000.
 //!

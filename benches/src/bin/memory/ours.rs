@@ -1,6 +1,6 @@
 //! The ways into this crate that are measured, as a user writes them.
 
-use std::{mem, time::Duration};
+use std::{hint::black_box, mem, time::Duration};
 
 use ratelimit_runtime::{
     Algorithm, Key, Limiter, RateKey, Refill, RequestPerMinute, Rule, config::Rules, limit_concurrent_requests,
@@ -8,7 +8,7 @@ use ratelimit_runtime::{
 };
 
 use crate::{
-    cases::{Case, Name, On, Way},
+    cases::{Against, Case, Name, On, Way},
     turns::{Keys, Run, now, run},
 };
 
@@ -121,6 +121,7 @@ pub(crate) fn fill<K: Keys>(case: &Case, limiter: &Limiter, keys: &K, indices: i
 
 /// The calls of a row.
 pub(crate) fn ours<K: Keys>(case: &Case, limiter: &'static Limiter, keys: &'static K) -> Run {
+    let reads = case.against == Against::GovernorNumbers;
     macro_rules! ways {
         ($($name:ident, $one:ident $(, $two:ident)?;)+) => {
             match (case.name, case.way, case.refused) {
@@ -134,6 +135,16 @@ pub(crate) fn ours<K: Keys>(case: &Case, limiter: &'static Limiter, keys: &'stat
                     $((Name::$name, Way::TwoAnnotated, false) => {
                         run(keys, case.keys, |key| now($two(K::argument(key))).is_ok())
                     })?
+                    (Name::$name, Way::Acquire, false) if reads => run(keys, case.keys, |key| {
+                        let rule = const { &rule("item", Name::$name, false) };
+                        let permit = now(limiter.acquire(rule, K::argument(key)));
+                        permit.map(|permit| black_box(permit.remaining())).is_ok()
+                    }),
+                    (Name::$name, Way::Acquire, true) if reads => run(keys, case.keys, |key| {
+                        let rule = const { &rule("item", Name::$name, true) };
+                        let permit = now(limiter.acquire(rule, K::argument(key)));
+                        permit.map_err(|refused| black_box(refused.retry_after())).is_ok()
+                    }),
                     (Name::$name, Way::Acquire, false) => run(keys, case.keys, |key| {
                         now(limiter.acquire(const { &rule("item", Name::$name, false) }, K::argument(key))).is_ok()
                     }),

@@ -2,13 +2,14 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    hint::black_box,
     num::NonZeroU32,
     sync::Arc,
     time::Instant,
 };
 
 use dashmap::DashMap;
-use governor::{DefaultKeyedRateLimiter, Quota};
+use governor::{DefaultKeyedRateLimiter, Quota, clock::Clock as _, middleware::StateInformationMiddleware};
 use ratelimit_runtime::Limiter;
 use throttle_kit::InMemoryBackend;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -34,6 +35,19 @@ pub(crate) fn other<K: Keys<Key: 'static>>(case: &Case, limiter: &'static Limite
         Against::Governor => {
             let limiter = governor::<K>(count);
             filled(case, keys, move |key| limiter.check_key(key).is_ok())
+        }
+        Against::GovernorNumbers => {
+            let limiter = governor::<K>(count).with_middleware::<StateInformationMiddleware>();
+            filled(case, keys, move |key| match limiter.check_key(key) {
+                Ok(state) => {
+                    black_box(state.remaining_burst_capacity());
+                    true
+                }
+                Err(refused) => {
+                    black_box(refused.wait_time_from(limiter.clock().now()));
+                    false
+                }
+            })
         }
         Against::TwoGovernors => {
             let [item, other] = [(); 2].map(|()| governor::<K>(count));

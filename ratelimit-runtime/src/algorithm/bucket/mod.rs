@@ -226,8 +226,7 @@ impl MemoryState for Bucket {
         if after > capacity {
             return Some(denied(before, after, capacity, unit, refill, u64::MAX));
         }
-        let level = BucketLevel { full_at_ms: 0, deficit: after, fastest: refill.get(), ..BucketLevel::full(now.ms) };
-        *packed = PackedLevel::of(&level)?;
+        *packed = PackedLevel::at_pace(now.ms, after, refill.get())?;
         let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
         let reset_after_ms = after.div_ceil(refill.get());
         Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now.ms, 0] })

@@ -31,7 +31,7 @@ pub(crate) struct PackedLevel {
 }
 
 impl PackedLevel {
-    /// `None` if a number is too large. If `full_at_ms` is 0, the deficit comes back at the pace, each millisecond.
+    /// `None` if a number is too large.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn of(level: &BucketLevel) -> Option<Self> {
@@ -58,6 +58,15 @@ impl PackedLevel {
             is_mixed: self.pace() & MIXED != 0,
             is_banned: self.time() & BANNED != 0,
         }
+    }
+
+    /// The level after a write by a rule of one pace, which is the only pace of the level. It is full when its
+    /// deficit has come back. `None` if a number is too large, see [`PackedLevel::of`].
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    pub(super) fn at_pace(now_ms: u64, deficit: u64, pace: u64) -> Option<Self> {
+        let level = BucketLevel { full_at_ms: 0, deficit, fastest: pace, ..BucketLevel::full(now_ms) };
+        Self::of(&level)
     }
 
     #[inline]
@@ -140,8 +149,7 @@ mod tests {
         fn a_level_at_its_pace_is_full_when_its_deficit_has_come_back(
             written_ms in 1..1_u64 << 43, deficit in 0..1_u64 << 53, pace in 1..LARGEST_PACE
         ) {
-            let level = BucketLevel { full_at_ms: 0, deficit, fastest: pace, ..BucketLevel::full(written_ms) };
-            let full_at_ms = PackedLevel::of(&level).unwrap().full_at_ms();
+            let full_at_ms = PackedLevel::at_pace(written_ms, deficit, pace).unwrap().full_at_ms();
             let refilled = |at_ms: u64| u128::from(at_ms - written_ms) * u128::from(pace);
             prop_assert!(refilled(full_at_ms) >= deficit.into());
             prop_assert!(full_at_ms == written_ms || refilled(full_at_ms - 1) < deficit.into());

@@ -7,8 +7,6 @@
 use once_cell::sync::Lazy;
 #[cfg(feature = "redis")]
 use redis::Value;
-#[cfg(feature = "redis")]
-use tokio::time::Instant;
 
 use super::contract::{Ban, Evaluation, MemoryState};
 #[cfg(feature = "redis")]
@@ -18,9 +16,9 @@ use super::{
 };
 #[cfg(any(feature = "redis", test))]
 use crate::rule::limits::LARGEST_WINDOW;
-#[cfg(feature = "redis")]
-use crate::store::Charge;
 use crate::{Algorithm, Rule, clock::DecisionTime, decision::Outcome, store::ChargeQuery};
+#[cfg(feature = "redis")]
+use crate::{Clock, store::Charge};
 
 /// The current window of one counter, in two numbers. The first has the end and the low bits of the
 /// opening time, the second its high bits and the use.
@@ -182,13 +180,13 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 #[cfg(feature = "redis")]
 const WINDOWS: u64 = 450_001;
 
-/// Milliseconds since the first call, by this process' clock. A receipt has the end of its window by this
-/// clock: a later window may have the same number, but it ends at least a period later.
+/// Milliseconds by this process' clock, which no test can pause: the server's clock goes on, too. A receipt has
+/// the end of its window by this clock: a later window may have the same number, but it ends at least a period
+/// later.
 #[cfg(feature = "redis")]
-#[allow(clippy::cast_possible_truncation)]
 fn process_ms() -> u64 {
-    static FIRST: Lazy<Instant> = Lazy::new(Instant::now);
-    FIRST.elapsed().as_millis() as u64
+    static CLOCK: Lazy<Clock> = Lazy::new(Clock::unpaused);
+    CLOCK.now_ms()
 }
 
 #[cfg(feature = "redis")]
