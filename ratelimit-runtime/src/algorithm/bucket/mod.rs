@@ -214,8 +214,8 @@ impl MemoryState for Bucket {
         if cost > burst || refill.get() >= LARGEST_PACE {
             return None;
         }
-        // If its only pace is that of the rule, its deficit tells when it is full.
-        let before = if packed.has_pace(refill.get()) {
+        // At its only pace, the deficit alone tells when it is full.
+        let before = if packed.is_at_pace(refill.get()) {
             packed.deficit().saturating_sub(since_ms.saturating_mul(refill.get()))
         } else if packed.full_at_ms() <= now.ms {
             0

@@ -17,63 +17,81 @@ const HIGH_BITS: u32 = 64 - DEFICIT_BITS;
 const MIXED: u64 = LARGEST_PACE + 1;
 const _: () = assert!(MIXED == 1 << (LOW_BITS + HIGH_BITS - 1));
 
+/// Above the bits of a time, in the place of the time at which a level [at one pace](PackedLevel::at_pace) is full.
+const AT_PACE: u64 = 1 << 63;
+
 /// A level that was written before the year 2248.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLevel {
-    /// 0 if it follows from the other numbers: a call that writes the level need not divide. See
-    /// [`PackedLevel::full_at_ms`].
-    full_at_ms: u64,
-    /// The time with [`BANNED`], and the lower part of `fastest`. Never 0, which tells the two kinds of a
-    /// [`Bucket`](super::Bucket) apart.
+    /// The time at which it is full, or [`AT_PACE`] and the pace: a call that writes it need not divide.
+    full_at: u64,
+    /// The time with [`BANNED`], and the lower part of `fastest`, unless the level is at one pace. Never 0, which
+    /// tells the two kinds of a [`Bucket`](super::Bucket) apart.
     written: NonZeroU64,
-    /// The deficit, and the higher part of `fastest`, with [`MIXED`].
+    /// The deficit, and the higher part of `fastest`, with [`MIXED`], unless the level is at one pace.
     deficit: u64,
 }
 
 impl PackedLevel {
     /// `None` if a number is too large.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // in each call
+    #[inline]
     pub(super) fn of(level: &BucketLevel) -> Option<Self> {
         let BucketLevel { full_at_ms, written_ms, deficit, fastest, is_mixed, is_banned } = *level;
-        if written_ms >= BANNED || deficit >> DEFICIT_BITS > 0 || fastest >= MIXED {
+        if full_at_ms >= AT_PACE || written_ms >= BANNED || deficit >> DEFICIT_BITS > 0 || fastest >= MIXED {
             return None;
+        }
+        if let Some(pace) = NonZeroU64::new(fastest)
+            && !is_mixed
+            && !is_banned
+            && full_at_ms == full_at(written_ms, deficit, pace)
+        {
+            return Self::at_pace(written_ms, deficit, fastest);
         }
         let time = written_ms | if is_banned { BANNED } else { 0 };
         let pace = fastest | if is_mixed { MIXED } else { 0 };
         Some(Self {
-            full_at_ms,
+            full_at: full_at_ms,
             written: NonZeroU64::new(time << LOW_BITS | pace & ((1 << LOW_BITS) - 1))?,
             deficit: deficit << HIGH_BITS | pace >> LOW_BITS,
         })
     }
 
-    #[inline]
-    pub(super) fn level(&self) -> BucketLevel {
-        BucketLevel {
-            full_at_ms: self.full_at_ms(),
-            written_ms: self.time() & !BANNED,
-            deficit: self.deficit(),
-            fastest: self.pace() & !MIXED,
-            is_mixed: self.pace() & MIXED != 0,
-            is_banned: self.time() & BANNED != 0,
-        }
-    }
-
-    /// The level after a write by a rule of one pace, which is the only pace of the level. It is full when its
-    /// deficit has come back. `None` if a number is too large, see [`PackedLevel::of`].
+    /// A level that was written at one pace since it was full, and comes back at that pace each millisecond. `None`
+    /// if a number is too large.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    pub(super) fn at_pace(now_ms: u64, deficit: u64, pace: u64) -> Option<Self> {
-        let level = BucketLevel { full_at_ms: 0, deficit, fastest: pace, ..BucketLevel::full(now_ms) };
-        Self::of(&level)
+    pub(super) fn at_pace(written_ms: u64, deficit: u64, pace: u64) -> Option<Self> {
+        if written_ms >= BANNED || deficit >> DEFICIT_BITS > 0 {
+            return None;
+        }
+        let written = NonZeroU64::new(written_ms << LOW_BITS)?;
+        Some(Self { full_at: AT_PACE | pace, written, deficit: deficit << HIGH_BITS })
+    }
+
+    /// Whether it is [at this one pace](PackedLevel::at_pace).
+    #[inline]
+    pub(super) fn is_at_pace(&self, pace: u64) -> bool {
+        self.full_at == AT_PACE | pace
     }
 
     #[inline]
     pub(super) fn full_at_ms(&self) -> u64 {
-        match NonZeroU64::new(self.pace()) {
-            Some(pace) if self.full_at_ms == 0 => self.time() + self.deficit().div_ceil(pace.get()),
-            _ => self.full_at_ms,
+        match NonZeroU64::new(self.full_at & !AT_PACE) {
+            Some(pace) if self.full_at & AT_PACE != 0 => full_at(self.time(), self.deficit(), pace),
+            _ => self.full_at,
+        }
+    }
+
+    pub(super) fn level(&self) -> BucketLevel {
+        let low = self.written.get() & ((1 << LOW_BITS) - 1) | (self.deficit & ((1 << HIGH_BITS) - 1)) << LOW_BITS;
+        let pace = if self.full_at & AT_PACE == 0 { low } else { self.full_at & !AT_PACE };
+        BucketLevel {
+            full_at_ms: self.full_at_ms(),
+            written_ms: self.time() & !BANNED,
+            deficit: self.deficit(),
+            fastest: pace & !MIXED,
+            is_mixed: pace & MIXED != 0,
+            is_banned: self.time() & BANNED != 0,
         }
     }
 
@@ -87,19 +105,11 @@ impl PackedLevel {
     pub(super) fn deficit(&self) -> u64 {
         self.deficit >> HIGH_BITS
     }
+}
 
-    /// `fastest`, with [`MIXED`].
-    fn pace(&self) -> u64 {
-        self.written.get() & ((1 << LOW_BITS) - 1) | (self.deficit & ((1 << HIGH_BITS) - 1)) << LOW_BITS
-    }
-
-    /// Whether the level is not mixed, and has this pace. Only for one that can be stored.
-    #[inline]
-    pub(super) fn has_pace(&self, pace: u64) -> bool {
-        let low = (self.written.get() ^ pace) << (64 - LOW_BITS);
-        let high = (self.deficit ^ pace >> LOW_BITS) << (64 - HIGH_BITS);
-        low | high == 0
-    }
+/// The time at which a deficit has come back at a pace.
+fn full_at(written_ms: u64, deficit: u64, pace: NonZeroU64) -> u64 {
+    written_ms + deficit.div_ceil(pace.get())
 }
 
 #[cfg(test)]
@@ -109,17 +119,24 @@ mod tests {
     use super::*;
 
     prop_compose! {
-        /// Numbers of all sizes, some of which are too large.
+        /// Numbers of all sizes, some of which are too large, and some levels at one pace.
         fn levels()(
-            shifts in (0..64_u32, 0..64_u32, 0..64_u32), numbers in any::<(u64, u64, u64, u64)>(), flags in any::<(bool, bool)>()
+            shifts in (0..64_u32, 0..64_u32, 0..64_u32, 0..64_u32), numbers in any::<(u64, u64, u64, u64)>(),
+            flags in any::<(bool, bool, bool)>()
         ) -> BucketLevel {
-            BucketLevel {
-                full_at_ms: numbers.0.max(1),
+            let level = BucketLevel {
+                full_at_ms: numbers.0 >> shifts.3,
                 written_ms: (numbers.1 >> shifts.0).max(1),
                 deficit: numbers.2 >> shifts.1,
                 fastest: numbers.3 >> shifts.2,
                 is_mixed: flags.0,
                 is_banned: flags.1,
+            };
+            match NonZeroU64::new(level.fastest) {
+                Some(pace) if flags.2 && level.written_ms < BANNED => {
+                    BucketLevel { full_at_ms: full_at(level.written_ms, level.deficit, pace), ..level }
+                }
+                _ => level,
             }
         }
     }
@@ -129,27 +146,28 @@ mod tests {
 
         #[test]
         fn a_level_is_the_same_when_it_is_unpacked(level in levels(), other in 0..=LARGEST_PACE) {
-            let fits = level.written_ms < 1 << 43 && level.deficit < 1 << 53 && level.fastest < 1 << 30;
+            let BucketLevel { full_at_ms, written_ms, deficit, fastest, is_mixed, is_banned } = level;
+            let fits = full_at_ms < 1 << 63 && written_ms < 1 << 43 && deficit < 1 << 53 && fastest < 1 << 30;
             let packed = PackedLevel::of(&level);
             prop_assert_eq!(packed.is_some(), fits);
             if let Some(packed) = packed {
-                prop_assert_eq!((packed.level(), packed.deficit()), (level, level.deficit));
-                prop_assert_eq!(packed.time() > u64::from(u32::MAX) << 11, level.is_banned);
-                prop_assert_eq!(packed.has_pace(level.fastest), !level.is_mixed);
-                prop_assert_eq!(packed.has_pace(other), !level.is_mixed && other == level.fastest);
-                for bit in 0..30 {
-                    prop_assert!(!packed.has_pace(level.fastest ^ 1 << bit));
-                    // Differs by the same bits in both words.
-                    prop_assert!(!packed.has_pace(level.fastest ^ (1 << 9 | 1 << 20)));
-                }
+                prop_assert_eq!((packed.level(), packed.deficit()), (level, deficit));
+                prop_assert_eq!(packed.full_at_ms(), full_at_ms);
+                prop_assert_eq!(packed.time() > u64::from(u32::MAX) << 11, is_banned);
+                let is_one_pace = fastest > 0 && !is_mixed && !is_banned;
+                let is_at_pace = is_one_pace && full_at_ms == written_ms + deficit.div_ceil(fastest);
+                prop_assert_eq!(packed.is_at_pace(fastest), is_at_pace);
+                prop_assert_eq!(packed.is_at_pace(other), is_at_pace && other == fastest);
             }
         }
 
         #[test]
         fn a_level_at_its_pace_is_full_when_its_deficit_has_come_back(
-            written_ms in 1..1_u64 << 43, deficit in 0..1_u64 << 53, pace in 1..LARGEST_PACE
+            written_ms in 1..BANNED, deficit in 0..1_u64 << DEFICIT_BITS, pace in 1..=LARGEST_PACE
         ) {
-            let full_at_ms = PackedLevel::at_pace(written_ms, deficit, pace).unwrap().full_at_ms();
+            let packed = PackedLevel::at_pace(written_ms, deficit, pace).unwrap();
+            let full_at_ms = packed.full_at_ms();
+            prop_assert_eq!(packed.level().fastest, pace);
             let refilled = |at_ms: u64| u128::from(at_ms - written_ms) * u128::from(pace);
             prop_assert!(refilled(full_at_ms) >= deficit.into());
             prop_assert!(full_at_ms == written_ms || refilled(full_at_ms - 1) < deficit.into());
