@@ -125,7 +125,7 @@ impl Redis {
         waker: &Waker,
     ) -> Option<BatchTicket> {
         match &self.nodes {
-            Nodes::Single(node) => node.try_charge(id, 0, is_same, || (charge(), tag(0)), waker),
+            Nodes::Single(node) => node.try_charge(id, 0, is_same, charge, tag, waker),
             // The slot follows from the counter's name.
             Nodes::Cluster(cluster) => cluster.try_charge(is_same, charge(), tag, waker),
         }

@@ -96,7 +96,8 @@ impl Node {
         id: CounterId,
         slot: u16,
         is_same: impl Fn(&Charge) -> bool,
-        charge: impl FnOnce() -> (Charge, QueryTag),
+        charge: impl FnOnce() -> Charge,
+        tag: impl FnOnce(u16) -> QueryTag,
         waker: &Waker,
     ) -> Option<BatchTicket> {
         let runtime = Handle::try_current().ok()?;
@@ -114,8 +115,8 @@ impl Node {
             Ok(ticket) => Some(ticket),
             Err(true) => None,
             Err(false) => {
-                let (charge, tag) = charge();
-                Some(node.add(charge.into(), true, slot, Some(tag), waker))
+                let tag = Some(tag(slot));
+                Some(node.add(charge().into(), true, slot, tag, waker))
             }
         }
     }

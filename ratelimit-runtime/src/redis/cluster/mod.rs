@@ -182,7 +182,7 @@ impl Cluster {
     ) -> Option<BatchTicket> {
         let (id, slot) = (charge.counter.id(), slot_of(charge.counter.as_bytes()));
         let node = self.topology.known_node_of(slot)?.ok()?;
-        node.server.try_charge(id, slot, is_same, || (charge, tag(slot)), waker)
+        node.server.try_charge(id, slot, is_same, || charge, tag, waker)
     }
 
     /// The error of a decision that was sent and has no reply.
