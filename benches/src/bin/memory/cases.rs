@@ -247,7 +247,6 @@ impl Case {
             (Against::OneRule, ..) => Some(2.0),
             (Against::Governor, Way::Size, Name::SlidingLog) => None,
             (Against::Governor, Way::Size, _) => Some(64.0),
-            (Against::GovernorNumbers, ..) => Some(1.0),
             (Against::Governor, ..) if self.refused => Some(1.0),
             (Against::Governor, Way::Annotated, Name::FixedWindow | Name::SlidingWindow | Name::TokenBucket) => {
                 Some(0.7)
@@ -256,7 +255,7 @@ impl Case {
             (Against::Governor, _, Name::SlidingLog) => Some(1.5),
             // governor has no places.
             (Against::Governor, _, Name::Concurrent) => None,
-            (Against::Governor | Against::OwnLog | Against::Semaphores, ..) => Some(1.0),
+            (Against::Governor | Against::GovernorNumbers | Against::OwnLog | Against::Semaphores, ..) => Some(1.0),
             _ => None,
         }
     }
