@@ -180,12 +180,11 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 #[cfg(feature = "redis")]
 const WINDOWS: u64 = 450_001;
 
-/// Milliseconds by this process' clock, which no test can pause: the server's clock goes on, too. A receipt has
-/// the end of its window by this clock: a later window may have the same number, but it ends at least a period
-/// later.
+/// Milliseconds by this process' clock. A receipt has the end of its window by this clock: a later window may have
+/// the same number, but it ends at least a period later.
 #[cfg(feature = "redis")]
 fn process_ms() -> u64 {
-    static CLOCK: Lazy<Clock> = Lazy::new(Clock::unpaused);
+    static CLOCK: Lazy<Clock> = Lazy::new(Clock::system);
     CLOCK.now_ms()
 }
 
