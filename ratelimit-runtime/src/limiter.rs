@@ -562,14 +562,14 @@ impl Limiter {
     ///   [`Rule::with_prefetch`]. Permits that can't be refunded within the deadline stay charged
     ///   until their window ends, and the log has a warning.
     /// - Waiting callers are refused with [`Cause::Exceeded`](crate::Cause::Exceeded), and so are later ones that
-    ///   would have to wait. One that has not asked yet asks the store for its `retry_after` first. Callers
-    ///   whose store is away get [`Cause::Unavailable`](crate::Cause::Unavailable). A call that has a slot of
+    ///   would have to wait. One whose `retry_after` is not known asks the store for it first. Callers who wait
+    ///   for the store get [`Cause::Unavailable`](crate::Cause::Unavailable). A call that has a slot of
     ///   a [`LeakyBucket`](crate::Algorithm::LeakyBucket) still waits for it.
     /// - It waits for settlements that run in the background, for at most the deadline. Settlements and refunds
     ///   that are repeated, because the store was away, are tried again in that time, and then no more. One that
     ///   fails later, or just before that time is over, is tried again for one deadline more.
     ///
-    /// The limiter goes on deciding, with a query to the store for each call.
+    /// The limiter goes on deciding. Each call that no cached denial refuses asks the store.
     ///
     /// ```
     /// # use ratelimit_runtime::Limiter;
