@@ -110,8 +110,8 @@ impl Settlements {
         self.lock().contains_key(&counter)
     }
 
-    /// Waits for all settlements, for at most the deadline. What is repeated then is tried until that time, and
-    /// not after it.
+    /// Waits for all settlements, for at most the deadline. What is repeated then is tried until that time. A
+    /// repeat that begins later is tried for one deadline.
     pub(crate) async fn close(&self, deadline: Duration) {
         self.closed.send_replace(true);
         let in_flight = UntilDone(self.lock().values().flatten().cloned().collect());
