@@ -92,7 +92,8 @@ async fn run<const WINDOW_MS: u64>(
 ) -> Result<(Entry, Answer), RequestPerMinute> {
     // A task of its own: the query is charged until its process has ended, even if the client leaves.
     let (_client, left) = oneshot::channel();
-    let query = lab.workers.spawn(execute(Arc::clone(lab), permit, user.to_owned(), sql, left));
+    let admitted = (permit, Instant::now());
+    let query = lab.workers.spawn(execute(Arc::clone(lab), admitted, user.to_owned(), sql, left));
     Ok(query.await.expect("a query does not panic"))
 }
 
@@ -101,7 +102,7 @@ async fn run<const WINDOW_MS: u64>(
 /// `left` ends with the function that waits here. The permit is dropped at the end, and the query is charged.
 async fn execute(
     lab: Arc<Lab>,
-    permit: Permit,
+    (permit, admitted_at): (Permit, Instant),
     user: String,
     sql: String,
     left: oneshot::Receiver<()>,
@@ -122,7 +123,8 @@ async fn execute(
     let (answer, took) = lab.workers.run(sql, given, stopped).await;
     lab.running().remove(&user);
     let answer = if permit.is_held() { answer } else { Answer::PlaceLost };
-    let logged = spawn_blocking(move || (lab.logged(user, start_us, given, took, &answer), answer));
+    let logged =
+        spawn_blocking(move || (lab.logged(user, start_us, [given, took, admitted_at.elapsed()], &answer), answer));
     logged.await.expect("the log does not panic")
 }
 
@@ -156,12 +158,13 @@ pub(crate) enum Answer {
 pub(crate) async fn ask(lab: &Arc<Lab>, user: &str, sql: String) -> (Entry, Answer) {
     run_within(lab.window, lab, user, sql).await.unwrap_or_else(|refused| {
         let answer = Answer::Refused(refused);
-        (lab.logged(user.to_owned(), now_us(), Duration::ZERO, Duration::ZERO, &answer), answer)
+        (lab.logged(user.to_owned(), now_us(), [Duration::ZERO; 3], &answer), answer)
     })
 }
 
 impl Lab {
-    fn logged(&self, user: String, start_us: u64, given: Duration, took: Duration, answer: &Answer) -> Entry {
+    /// Charged is all the time since the admission.
+    fn logged(&self, user: String, start_us: u64, [given, took, charged]: [Duration; 3], answer: &Answer) -> Entry {
         let outcome = match answer {
             Answer::Rows(_) => Outcome::Rows,
             Answer::Fault(Fault::Sql(_)) => Outcome::Fault,
@@ -179,7 +182,7 @@ impl Lab {
             start_us,
             end_us: start_us.saturating_add(us(took)),
             given_us: us(given),
-            charged_ms: us(took).div_ceil(1_000),
+            charged_ms: us(charged).div_ceil(1_000),
             outcome,
         };
         self.log.write(&entry);
