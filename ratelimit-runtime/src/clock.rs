@@ -376,7 +376,7 @@ impl fmt::Debug for ManualClock {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use std::thread;
 

@@ -236,7 +236,7 @@ impl Hasher for IdentityHasher {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use std::{collections::HashMap, time::Duration};
 

@@ -54,7 +54,7 @@ pub(crate) fn part_of(time: Duration) -> Duration {
     time / 1024 * u32::try_from(part).unwrap_or_default()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

@@ -432,7 +432,7 @@ impl fmt::Display for SetupError {
 
 impl std::error::Error for SetupError {}
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

@@ -76,7 +76,7 @@ impl Failures {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use tokio::time::advance;
 

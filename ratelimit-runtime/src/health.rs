@@ -198,7 +198,7 @@ impl DegradedGauge {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use tokio::time::advance;
 

@@ -237,7 +237,7 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use http::HeaderName;
     use proptest::prelude::*;

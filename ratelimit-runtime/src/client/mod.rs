@@ -148,7 +148,7 @@ mod counters;
 mod layer;
 #[cfg(feature = "reqwest-middleware")]
 mod middleware;
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests;
 mod upstream;
 

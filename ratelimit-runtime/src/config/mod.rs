@@ -122,7 +122,7 @@ mod hostile;
 mod parse;
 mod rule_override;
 mod table;
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests;
 mod watch;
 

@@ -255,7 +255,7 @@ fn slots_for(states: usize) -> usize {
     (states * 11 / 7).max(8)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use std::collections::HashMap;
 

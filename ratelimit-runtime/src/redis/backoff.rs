@@ -143,7 +143,7 @@ impl TimeLimit {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use tokio::time::advance;
 

@@ -175,7 +175,7 @@ impl MissedReplies {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use std::time::Duration;
 

@@ -101,7 +101,7 @@ fn is_error(reply: &Value, kind: ServerErrorKind) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(kind))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use redis::parse_redis_value;
 

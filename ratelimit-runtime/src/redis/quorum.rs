@@ -57,7 +57,7 @@ pub(super) fn are_mostly_misconfigured<'a>(failed: impl ExactSizeIterator<Item =
     2 * failed.filter(|error| error.misconfigured).count() > count
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use std::future::{pending, ready};
 

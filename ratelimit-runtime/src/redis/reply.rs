@@ -190,7 +190,7 @@ pub(super) fn is_readonly(reply: &Value) -> bool {
     script_code(error.code(), error.details().unwrap_or_default()).0 == "READONLY"
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use redis::{Value, parse_redis_value};
 

@@ -258,7 +258,7 @@ impl fmt::Display for Sentinels {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use tokio::time::advance;
 

@@ -144,7 +144,7 @@ fn parse_address(details: &str, asked: &ServerAddress) -> Option<ServerAddress> 
     Some(ServerAddress { host, port: port.parse().ok().filter(|port| *port != 0)? })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

@@ -565,7 +565,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

@@ -283,7 +283,7 @@ impl FromRefusal for HttpResponse {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use actix_web::{dev::Url, test::TestRequest};
 

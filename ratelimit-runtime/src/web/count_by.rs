@@ -112,7 +112,7 @@ impl CountCache {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use http::Request;
 

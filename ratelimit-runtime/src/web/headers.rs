@@ -308,7 +308,7 @@ fn rate(rule: &Rule) -> String {
     rate.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

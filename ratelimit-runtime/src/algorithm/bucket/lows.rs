@@ -70,7 +70,7 @@ impl Lows {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
 

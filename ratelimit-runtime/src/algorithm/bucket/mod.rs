@@ -375,7 +375,7 @@ fn parse_stored(bytes: &[u8]) -> Option<BucketLevel> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
     use std::time::Duration;

@@ -112,7 +112,7 @@ fn full_at(written_ms: u64, deficit: u64, pace: NonZeroU64) -> u64 {
     written_ms + deficit.div_ceil(pace.get())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -434,7 +434,7 @@ const HOLDING: LuaScript = LuaScript {
     refund_args: "cost, period, charged, digits",
 };
 
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests {
     use std::time::Duration;
 

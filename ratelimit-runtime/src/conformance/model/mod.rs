@@ -8,7 +8,7 @@ mod counter;
 mod definitions;
 mod state;
 mod sub_windows;
-#[cfg(test)]
+#[cfg(all(test, not(model_check)))]
 mod tests;
 mod units;
 mod whole;
