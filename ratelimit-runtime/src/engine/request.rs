@@ -353,9 +353,10 @@ impl AcquireRequest {
     pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::with_capacity(self.charges.len());
         let mut has_cost_to_settle = false;
+        let is_moved = self.charges.iter().any(AppliedCharge::is_moved_by_file);
         for (at, AppliedCharge { request, rule }) in self.charges.iter().enumerate() {
             let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };
-            if self.is_merged_by_file(at) {
+            if is_moved && self.is_merged_by_file(at) {
                 continue;
             }
             let key = match key {
@@ -563,6 +564,11 @@ impl ChargeRequest {
 }
 
 impl AppliedCharge {
+    /// True if the rules file gives the charge another counter than the code does.
+    fn is_moved_by_file(&self) -> bool {
+        self.rule.is_some_and(|rule| rule.id() != self.request.rule.id())
+    }
+
     /// True if the call leaves nothing for others while it runs.
     fn is_exclusive(&self) -> bool {
         let rule = self.rule.unwrap_or(self.request.rule);
