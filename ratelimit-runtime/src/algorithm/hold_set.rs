@@ -10,11 +10,11 @@ use crate::store::Hold;
 /// fixed time after its end.
 #[derive(Debug, Default)]
 pub(super) struct HoldSet {
-    by_id: BTreeMap<u64, HeldAmount>,
+    by_id: SmallMap<u64, HeldAmount>,
     /// Amounts by end and id, of the holds that have an end.
-    by_end: BTreeMap<(u64, u64), u64>,
+    by_end: SmallMap<(u64, u64), u64>,
     /// Amounts by lease, of the holds that are kept: at any time, they end one lease from now.
-    kept: BTreeMap<u64, u64>,
+    kept: SmallMap<u64, u64>,
     total: u64,
     /// Time for which a hold counts after its end.
     counts_on_ms: u64,
@@ -32,7 +32,7 @@ pub(super) struct HeldAmount {
 impl HoldSet {
     /// A set whose holds count for a time after their ends.
     pub(super) const fn counting_on(counts_on_ms: u64) -> Self {
-        Self { by_id: BTreeMap::new(), by_end: BTreeMap::new(), kept: BTreeMap::new(), total: 0, counts_on_ms }
+        Self { by_id: SmallMap::NONE, by_end: SmallMap::NONE, kept: SmallMap::NONE, total: 0, counts_on_ms }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -46,8 +46,8 @@ impl HoldSet {
 
     /// Time when none of the holds counts any more.
     pub(super) fn expires_at_ms(&self) -> u64 {
-        match self.by_end.last_key_value() {
-            _ if !self.kept.is_empty() => u64::MAX,
+        match self.by_end.last() {
+            _ if self.kept.len() > 0 => u64::MAX,
             Some(((ends_ms, _), _)) => ends_ms.saturating_add(self.counts_on_ms),
             None => 0,
         }
@@ -65,15 +65,15 @@ impl HoldSet {
 
     /// The earliest end.
     pub(super) fn first_end_ms(&self, now_us: u64) -> Option<u64> {
-        let kept = self.kept.first_key_value().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
-        let ending = self.by_end.first_key_value().map(|((ends_ms, _), _)| *ends_ms);
+        let kept = self.kept.first().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
+        let ending = self.by_end.first().map(|((ends_ms, _), _)| *ends_ms);
         kept.into_iter().chain(ending).min()
     }
 
     /// The latest end.
     pub(super) fn last_end_ms(&self, now_us: u64) -> Option<u64> {
-        let kept = self.kept.last_key_value().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
-        kept.max(self.by_end.last_key_value().map(|((ends_ms, _), _)| *ends_ms))
+        let kept = self.kept.last().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
+        kept.max(self.by_end.last().map(|((ends_ms, _), _)| *ends_ms))
     }
 
     /// Ends and amounts, the earliest end first. Kept holds with one lease are one item.
@@ -89,7 +89,7 @@ impl HoldSet {
 
     /// Sum of the holds that have ended and still count.
     pub(super) fn ended(&self, now_us: u64) -> u64 {
-        self.by_end.range(..=(now_us / 1000, u64::MAX)).map(|(_, amount)| amount).sum()
+        self.by_end.iter().take_while(|((ends_ms, _), _)| *ends_ms <= now_us / 1000).map(|(_, amount)| amount).sum()
     }
 
     pub(super) fn insert(&mut self, now_us: u64, amount: u64, hold: &Hold) {
@@ -123,7 +123,7 @@ impl HoldSet {
 
     /// Removes holds that no longer count.
     pub(super) fn drop_expired(&mut self, now_us: u64) {
-        while let Some(((ends_ms, id), _)) = self.by_end.first_key_value()
+        while let Some(((ends_ms, id), _)) = self.by_end.first()
             && self.counts_until_ms(*ends_ms) <= now_us / 1000
         {
             self.remove(*id);
@@ -132,11 +132,11 @@ impl HoldSet {
 
     /// Moves all ends back if the clock was set back since the hold with the latest end was made.
     pub(super) fn correct_clock(&mut self, now_us: u64) {
-        let Some((&(ends_ms, id), _)) = self.by_end.last_key_value() else { return };
+        let Some((&(ends_ms, id), _)) = self.by_end.last() else { return };
         let ahead_ms = self.by_id.get(&id).map_or(0, |held| ends_ms.saturating_sub(end_ms(now_us, held.lease_ms)));
         if ahead_ms > 0 {
-            self.by_end.clear();
-            for (id, held) in &mut self.by_id {
+            self.by_end = SmallMap::NONE;
+            for (id, held) in self.by_id.iter_mut() {
                 if let Some(ends_ms) = &mut held.ends_ms {
                     *ends_ms = ends_ms.saturating_sub(ahead_ms);
                     self.by_end.insert((*ends_ms, *id), held.amount);
@@ -148,10 +148,93 @@ impl HoldSet {
     fn add(&mut self, id: u64, held: HeldAmount) {
         self.total += held.amount;
         match held.ends_ms {
-            Some(ends_ms) => drop(self.by_end.insert((ends_ms, id), held.amount)),
-            None => *self.kept.entry(held.lease_ms).or_default() += held.amount,
+            Some(ends_ms) => self.by_end.insert((ends_ms, id), held.amount),
+            None => match self.kept.get_mut(&held.lease_ms) {
+                Some(amount) => *amount += held.amount,
+                None => self.kept.insert(held.lease_ms, held.amount),
+            },
         }
         self.by_id.insert(id, held);
+    }
+}
+
+/// A map in order that allocates from its second entry on: most counters have one hold.
+#[derive(Debug)]
+enum SmallMap<K, V> {
+    One(Option<(K, V)>),
+    Many(BTreeMap<K, V>),
+}
+
+impl<K, V> SmallMap<K, V> {
+    const NONE: Self = Self::One(None);
+}
+
+impl<K, V> Default for SmallMap<K, V> {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl<K: Ord, V> SmallMap<K, V> {
+    fn len(&self) -> usize {
+        match self {
+            Self::One(entry) => usize::from(entry.is_some()),
+            Self::Many(map) => map.len(),
+        }
+    }
+
+    fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
+        let (one, many) = match self {
+            Self::One(entry) => (entry.as_ref(), None),
+            Self::Many(map) => (None, Some(map)),
+        };
+        one.map(|(key, value)| (key, value)).into_iter().chain(many.into_iter().flatten())
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut V)> {
+        let (one, many) = match self {
+            Self::One(entry) => (entry.as_mut(), None),
+            Self::Many(map) => (None, Some(map)),
+        };
+        one.map(|(key, value)| (&*key, value)).into_iter().chain(many.into_iter().flatten())
+    }
+
+    fn first(&self) -> Option<(&K, &V)> {
+        self.iter().next()
+    }
+
+    fn last(&self) -> Option<(&K, &V)> {
+        self.iter().next_back()
+    }
+
+    fn get(&self, key: &K) -> Option<&V> {
+        match self {
+            Self::One(entry) => entry.as_ref().filter(|(its_key, _)| its_key == key).map(|(_, value)| value),
+            Self::Many(map) => map.get(key),
+        }
+    }
+
+    fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        match self {
+            Self::One(entry) => entry.as_mut().filter(|(its_key, _)| its_key == key).map(|(_, value)| value),
+            Self::Many(map) => map.get_mut(key),
+        }
+    }
+
+    /// The key is a new one.
+    fn insert(&mut self, key: K, value: V) {
+        match self {
+            Self::One(entry @ None) => *entry = Some((key, value)),
+            Self::One(entry) => *self = Self::Many(entry.take().into_iter().chain([(key, value)]).collect()),
+            Self::Many(map) => drop(map.insert(key, value)),
+        }
+    }
+
+    fn remove(&mut self, key: &K) -> Option<V> {
+        match self {
+            Self::One(entry) => entry.take_if(|(its_key, _)| its_key == key).map(|(_, value)| value),
+            Self::Many(map) => map.remove(key),
+        }
     }
 }
 

@@ -85,6 +85,7 @@ const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 
 /// The shards of one request, locked.
 struct LockedShards<'a> {
+    /// In order.
     indices: SmallVec<[usize; 2]>,
     shards: SmallVec<[SpinMutexGuard<'a, MemoryShard>; 2]>,
 }
@@ -476,7 +477,7 @@ impl Store for Memory {
 impl LockedShards<'_> {
     fn of(&mut self, id: &CounterId) -> &mut MemoryShard {
         let index = shard_of(id);
-        let at = self.indices.iter().position(|locked| *locked == index).unwrap_or_default();
+        let at = self.indices.binary_search(&index).unwrap_or_default();
         &mut self.shards[at]
     }
 }
