@@ -44,6 +44,11 @@ pub(crate) fn random() -> u64 {
     random_in(&RandomState::new(), process::id())
 }
 
+/// A random number that a forked process may draw too. It needs no system call.
+pub(crate) fn random_in_process() -> u64 {
+    RandomState::new().hash_one(())
+}
+
 fn random_in(state: &RandomState, process: u32) -> u64 {
     state.hash_one(process)
 }

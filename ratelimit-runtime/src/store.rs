@@ -7,7 +7,10 @@ use std::{fmt, future::Future, ops, pin::Pin, time::Duration};
 use smallvec::SmallVec;
 
 pub use crate::error::StoreError;
-use crate::{CounterName, Decision, Rule, duration::random};
+use crate::{
+    CounterName, Decision, Rule,
+    duration::{random, random_in_process},
+};
 
 /// A store keeps counters and decides on charges.
 ///
@@ -495,7 +498,15 @@ pub struct Hold {
 impl Hold {
     /// A hold of the whole cost, with a new random id.
     pub fn new(lease: Duration) -> Self {
-        let id = random() >> 12;
+        Self::with_id(random() >> 12, lease)
+    }
+
+    /// A hold that the memory store keeps: its id is unique in this process only.
+    pub(crate) fn kept(lease: Duration) -> Self {
+        Self { is_kept: true, ..Self::with_id(random_in_process() >> 12, lease) }
+    }
+
+    fn with_id(id: u64, lease: Duration) -> Self {
         Self { id, lease, allow_partial: false, exclusive: false, is_retry: false, is_kept: false, is_timed: false }
     }
 

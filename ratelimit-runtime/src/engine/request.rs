@@ -453,8 +453,9 @@ impl AcquireRequest {
             return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
         }
         let is_kept = self.engine.memory().is_some();
+        let hold = if is_kept { Hold::kept(lease) } else { Hold::new(lease) };
         let exclusive = is_timed && cost >= rule.limit();
-        charge.hold = Some(Hold { allow_partial: is_timed, exclusive, is_kept, is_timed, ..Hold::new(lease) });
+        charge.hold = Some(Hold { allow_partial: is_timed, exclusive, is_timed, ..hold });
         if is_timed {
             charge.cost = cost.min(rule.limit().max(1)); // not 0, so that a limit of 0 refuses the call
         }

@@ -151,7 +151,7 @@ impl Memory {
         if rule.is_concurrent() && !can_hold {
             return None;
         }
-        let place = rule.is_concurrent().then(|| Hold { is_kept: true, ..Hold::new(rule.period()) });
+        let place = rule.is_concurrent().then(|| Hold::kept(rule.period()));
         // Denies a slot for which the caller has to sleep.
         let query = ChargeQuery { longest_wait_ms: 0, hold: place.as_ref(), ..ChargeQuery::of(rule, cost) };
         let outcome = self.charge_locked(shard, id, &query, now_us).ok()?;
