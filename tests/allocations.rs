@@ -92,6 +92,13 @@ fn an_admitted_call_of_several_limits_allocates_nothing() {
 
 /// The charges of the call are the receipt of its permit.
 #[test]
+fn the_place_of_a_call_that_runs_alone_is_one_allocation() {
+    let limiter = Limiter::in_memory();
+    let rule = Rule::new("item", 2, Duration::from_secs(3600)).with_algorithm(Algorithm::Concurrent);
+    assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap())), 100);
+}
+
+#[test]
 fn a_permit_of_two_rules_is_one_allocation() {
     let limiter = Limiter::in_memory();
     let [daily, all] = ["daily", "all"].map(|prefix| Rule::new(prefix, MILLION, DAY));
