@@ -47,7 +47,7 @@ use tables::CounterTables;
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
-    shards: Box<[CachePadded<SpinMutex<MemoryShard>>; SHARDS]>,
+    shards: Box<[PaddedShard; SHARDS]>,
     capacity: usize,
     stored: CachePadded<AtomicUsize>,
     overflow: Option<Overflow>,
@@ -83,6 +83,26 @@ struct MemoryShard {
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 
+/// A shard in an odd number of cache lines.
+///
+/// The first line of each shard is in use. With an even number, they would share a half or fewer of the sets of a
+/// processor's first cache, and evict each other from it.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct PaddedShard {
+    shard: SpinMutex<MemoryShard>,
+    _padding: [u8; PADDING],
+}
+
+const PADDING: usize =
+    (size_of::<SpinMutex<MemoryShard>>().div_ceil(64) | 1) * 64 - size_of::<SpinMutex<MemoryShard>>();
+
+impl Default for PaddedShard {
+    fn default() -> Self {
+        Self { shard: SpinMutex::default(), _padding: [0; PADDING] }
+    }
+}
+
 /// The shards of one request, locked.
 struct LockedShards<'a> {
     /// In order.
@@ -95,7 +115,7 @@ impl Memory {
     pub(crate) fn new(clock: Clock, capacity: usize, overflow_bytes: usize) -> Self {
         Self {
             clock,
-            shards: Box::new([(); SHARDS].map(|()| CachePadded::default())),
+            shards: Box::new([(); SHARDS].map(|()| PaddedShard::default())),
             capacity,
             stored: CachePadded::default(),
             overflow: (overflow_bytes > 0).then(|| Overflow::new(overflow_bytes)),
@@ -105,7 +125,7 @@ impl Memory {
     #[inline]
     fn shard(&self, index: usize) -> SpinMutexGuard<'_, MemoryShard> {
         // A panic while it was locked can't leave a shard half changed: each change is complete.
-        spin_lock(&self.shards[index])
+        spin_lock(&self.shards[index].shard)
     }
 
     fn charge_locked(
@@ -163,7 +183,7 @@ impl Memory {
         let mut indices: SmallVec<[usize; 2]> = ids.map(|id| shard_of(&id)).collect();
         indices.sort_unstable();
         indices.dedup();
-        let shards = spin_lock_all(&indices.iter().map(|index| &*self.shards[*index]));
+        let shards = spin_lock_all(&indices.iter().map(|index| &self.shards[*index].shard));
         LockedShards { indices, shards }
     }
 

@@ -87,7 +87,7 @@ impl Memory {
     fn sweep_others(&self, now_us: u64) -> usize {
         self.shards
             .iter()
-            .filter_map(|shard| try_spin_lock(shard))
+            .filter_map(|padded| try_spin_lock(&padded.shard))
             .map(|mut shard| {
                 // No later decision here may be earlier than the sweep.
                 shard.latest_us = shard.latest_us.max(now_us);
