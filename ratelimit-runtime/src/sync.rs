@@ -1,4 +1,4 @@
-//! Locks and atomics of the memory store, the wait queues, the denial cache and the quota batches.
+//! Locks and atomics of the memory store, the wait queues, the denial cache, prefetched quota and the batch queue.
 //!
 //! They are those of the standard library, tokio and the crate `spin`. The tests in
 //! `model_check.rs` use those of `shuttle` instead: its scheduler decides before each step which
@@ -148,7 +148,6 @@ mod scheduled {
     /// Runs a test under many interleavings of its threads, where all are too many: some with few
     /// switches between threads (*probabilistic concurrency testing*, Burckhardt and others, 2010),
     /// and random ones.
-    #[cfg(feature = "redis")]
     pub(crate) fn many_orders(run: impl Fn() + Clone + Send + Sync + 'static) {
         shuttle::check_pct(run.clone(), 3_000, 3);
         shuttle::check_random(run, 3_000);

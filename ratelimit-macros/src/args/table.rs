@@ -3,7 +3,7 @@
 //! A `builder` argument needs its row, a method of `Rule`, and a line in the runtime's
 //! `RuleOverride::apply`, which keeps the value when a rules file changes the rule. An `each` or
 //! `once` argument is also used in `generate.rs`, and mostly in `limit.rs` and `check.rs`. One that
-//! a `Rule` has itself is marked `of_rule`.
+//! a `Rule` has itself is marked `of_rule`. All other places: "Add an argument" in CONTRIBUTING.md.
 
 use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;

@@ -506,6 +506,6 @@ impl LockedShards<'_> {
 #[allow(clippy::cast_possible_truncation)] // at most the number of shards
 #[inline]
 fn shard_of(id: &CounterId) -> usize {
-    const { assert!(SHARDS.is_power_of_two()) };
+    const { assert!(SHARDS.is_power_of_two() && SHARDS > 1) };
     (id.0 >> (u64::BITS - SHARDS.trailing_zeros())) as usize
 }
