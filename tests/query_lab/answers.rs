@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::{
     FOR_EVER,
     budget::check,
-    lab::{Lab, Process, program, read},
+    lab::{Lab, Process, alone, program, read},
     long_steps,
 };
 
@@ -213,8 +213,9 @@ async fn a_process_that_stands_still() {
 }
 
 /// The time that users of the load used is in the table, the picture and the log.
-#[test]
-fn the_load() {
+#[tokio::test]
+async fn the_load() {
+    let _alone = alone().await;
     let folder = tempfile::tempdir().unwrap();
     let [log, plot] = ["log.jsonl", "plot.svg"].map(|name| folder.path().join(name));
     let mut command = program();

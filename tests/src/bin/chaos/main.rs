@@ -29,7 +29,7 @@ struct Extent {
 }
 
 const WHOLE: Extent = Extent { decisions: 500_000, tls: true, outage_ms: 3_000, traffic_ms: 15_000, keys: 100_000 };
-const SHORT: Extent = Extent { decisions: 40_000, tls: false, outage_ms: 1_500, traffic_ms: 1_500, keys: 5_000 };
+const SHORT: Extent = Extent { decisions: 20_000, tls: false, outage_ms: 1_500, traffic_ms: 1_500, keys: 5_000 };
 
 /// The broken promises.
 #[derive(Debug, Default)]
