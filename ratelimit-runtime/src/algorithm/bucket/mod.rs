@@ -86,7 +86,8 @@ impl Bucket {
 
     /// [`MemoryState::charge_at_once`] for a queue: charges an empty one, and denies a cost that does not fit.
     /// `None` also for a slot that comes later, a ban, and numbers that are too large.
-    #[inline(never)]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call that is refused, which drops what it does not need
     fn charge_queue(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Option<Outcome> {
         let (unit, refill) = (NonZeroU64::new(rule.period_ms())?, NonZeroU64::new(rule.count())?);
         let Self::Plain(packed) = self else { return None };
@@ -94,12 +95,7 @@ impl Bucket {
         let (charged, capacity) = (cost.checked_mul(unit.get())?, rule.limit() * unit.get());
         let left_ms = packed.full_at_ms().saturating_sub(now_ms);
         if left_ms == 0 && charged <= capacity {
-            let (remaining, reset_after_ms) = ((capacity - charged) / unit, charged.div_ceil(refill.get()));
-            let full_at_ms = now_ms + reset_after_ms;
-            let level = BucketLevel { full_at_ms, deficit: charged, ..BucketLevel::full(now_ms) };
-            *packed = PackedLevel::of(&level)?;
-            let receipt = level.queue_end(&BucketParams::of(rule));
-            return Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt });
+            return charge_empty_queue(packed, rule, charged, now_ms);
         }
         // See `BucketLevel::deficit_at`.
         let least = left_ms.checked_sub(1)?.checked_mul(refill.get())? + 1;
@@ -109,12 +105,25 @@ impl Bucket {
     }
 }
 
+/// Charges units that fit to a queue without slots to come. `None` if a number is too large.
+#[inline(never)] // the code of each call stays short
+fn charge_empty_queue(packed: &mut PackedLevel, rule: &Rule, charged: u64, now_ms: u64) -> Option<Outcome> {
+    let params = BucketParams::of(rule);
+    let (remaining, reset_after_ms) = ((params.capacity - charged) / params.unit, charged.div_ceil(params.refill));
+    let level =
+        BucketLevel { full_at_ms: now_ms + reset_after_ms, deficit: charged, ..BucketLevel::full(now_ms) };
+    *packed = PackedLevel::of(&level)?;
+    let receipt = level.queue_end(&params);
+    Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt })
+}
+
 /// The outcome if the deficit after a charge exceeds the capacity. The bucket refills each millisecond.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in each call that is refused
 fn denied(before: u64, after: u64, capacity: u64, unit: NonZeroU64, refill: NonZeroU64, left_ms: u64) -> Outcome {
+    let free = capacity.saturating_sub(before);
     Outcome {
-        remaining: capacity.saturating_sub(before) / unit,
+        remaining: if free < unit.get() { 0 } else { free / unit }, // a division takes long
         reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
         retry_after_ms: (after - capacity).div_ceil(refill.get()).min(left_ms),
         receipt: [0; 2],

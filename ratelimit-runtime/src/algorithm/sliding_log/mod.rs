@@ -100,6 +100,7 @@ impl SlidingLog {
         self.holds.as_ref()?.ban.filter(|ban| ban.until_ms > now_us / 1000)
     }
 
+    #[inline]
     fn drop_expired_entries(&mut self, layout: &LogLayout, now: u64) {
         while let Some(&(time, total)) = self.entries.front()
             && time + layout.period_ticks <= now
@@ -110,17 +111,28 @@ impl SlidingLog {
     }
 
     /// Sum of the entries that are stored.
+    #[inline]
     fn used(&self) -> u64 {
         self.entries.back().map_or(0, |(_, total)| total - self.base)
     }
 
     /// Time until entries of an amount have expired. `None` if they have less.
+    #[inline]
     fn entries_free_ms(&self, layout: &LogLayout, now: u64, amount: u64) -> Option<u64> {
         if amount == 0 {
             return Some(0);
         }
-        let last_needed = self.entries.partition_point(|(_, total)| total - self.base < amount);
-        self.entries.get(last_needed).map(|(time, _)| layout.wait_ms(*time, now))
+        let needed = match self.entries.front() {
+            Some((_, total)) if total - self.base >= amount => 0,
+            _ => self.first_of(amount),
+        };
+        self.entries.get(needed).map(|(time, _)| layout.wait_ms(*time, now))
+    }
+
+    /// The number of entries before the one up to which they have an amount.
+    #[inline(never)] // the code of each call stays short
+    fn first_of(&self, amount: u64) -> usize {
+        self.entries.partition_point(|(_, total)| total - self.base < amount)
     }
 
     /// Time until an amount has expired of both entries and holds.
