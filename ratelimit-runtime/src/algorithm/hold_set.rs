@@ -67,7 +67,10 @@ impl HoldSet {
     pub(super) fn first_end_ms(&self, now_us: u64) -> Option<u64> {
         let kept = self.kept.first().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
         let ending = self.by_end.first().map(|((ends_ms, _), _)| *ends_ms);
-        kept.into_iter().chain(ending).min()
+        match (kept, ending) {
+            (Some(kept), Some(ending)) => Some(kept.min(ending)),
+            _ => kept.or(ending),
+        }
     }
 
     /// The latest end.
@@ -183,7 +186,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         }
     }
 
-    fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
+    fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         let (one, many) = match self {
             Self::One(entry) => (entry.as_ref(), None),
             Self::Many(map) => (None, Some(map)),
@@ -199,12 +202,20 @@ impl<K: Ord, V> SmallMap<K, V> {
         one.map(|(key, value)| (&*key, value)).into_iter().chain(many.into_iter().flatten())
     }
 
+    #[inline]
     fn first(&self) -> Option<(&K, &V)> {
-        self.iter().next()
+        match self {
+            Self::One(entry) => entry.as_ref().map(|(key, value)| (key, value)),
+            Self::Many(map) => map.first_key_value(),
+        }
     }
 
+    #[inline]
     fn last(&self) -> Option<(&K, &V)> {
-        self.iter().next_back()
+        match self {
+            Self::One(entry) => entry.as_ref().map(|(key, value)| (key, value)),
+            Self::Many(map) => map.last_key_value(),
+        }
     }
 
     fn get(&self, key: &K) -> Option<&V> {
