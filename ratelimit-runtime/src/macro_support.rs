@@ -8,9 +8,8 @@ use crate::{
     engine::{
         attempt::{self, Decided},
         core::{Engine, EngineRef},
-        request::{
-            AcquireOptions, BAN_AND_WAIT, BorrowedCharge, BorrowedCharges, CostKind, OnLimit, RequestKey, check_settled,
-        },
+        options::{AcquireOptions, OnLimit},
+        request::{BAN_AND_WAIT, BorrowedCharge, BorrowedCharges, CostKind, RequestKey, check_settled},
     },
     rule::{
         algorithm::RuleField,

@@ -7,7 +7,8 @@ use crate::{
     engine::{
         acquire::Acquire,
         hold::Holding,
-        request::{AcquireOptions, ChargeRequest, ChargeRequests, CostKind, OnLimit, RequestKey},
+        options::{AcquireOptions, OnLimit},
+        request::{ChargeRequest, ChargeRequests, CostKind, RequestKey},
     },
 };
 

@@ -13,7 +13,8 @@ use crate::{
     Key, Limiter, RateKey, RequestPerMinute, Rule,
     engine::{
         acquire::Acquire,
-        request::{AcquireOptions, OnLimit, RequestKey},
+        options::{AcquireOptions, OnLimit},
+        request::RequestKey,
     },
 };
 

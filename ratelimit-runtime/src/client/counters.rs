@@ -20,7 +20,8 @@ use crate::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule,
     engine::{
         acquire::Acquire,
-        request::{AcquireOptions, ChargeRequest, ChargeRequests, CostKind, OnLimit, RequestKey},
+        options::{AcquireOptions, OnLimit},
+        request::{ChargeRequest, ChargeRequests, CostKind, RequestKey},
     },
 };
 

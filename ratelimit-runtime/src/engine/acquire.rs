@@ -15,9 +15,10 @@ use super::{
     backend_kind::Ticket,
     core::EngineRef,
     general::BoxedAcquire,
+    options::{AcquireOptions, OnLimit},
     permit::{Permit, Receipt},
     refusal::refusal,
-    request::{AcquireOptions, AcquireRequest, ChargeRequests, OnLimit, RequestKey},
+    request::{AcquireRequest, ChargeRequests, RequestKey},
     several::SeveralCharges,
 };
 use crate::{

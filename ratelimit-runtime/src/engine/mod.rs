@@ -9,6 +9,7 @@ pub(crate) mod core;
 mod general;
 pub(crate) mod handle;
 pub(crate) mod hold;
+pub(crate) mod options;
 pub(crate) mod outage;
 mod outcome;
 mod outlast;

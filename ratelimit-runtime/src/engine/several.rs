@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use super::{
     attempt::attempt_all,
     core::EngineRef,
-    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequests, OnLimit},
+    options::{AcquireOptions, OnLimit},
+    request::{AcquireRequest, AppliedCharge, ChargeRequests},
 };
 #[cfg(feature = "client")]
 use crate::counter::CounterId;

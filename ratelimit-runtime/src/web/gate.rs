@@ -17,7 +17,8 @@ use crate::{
     engine::{
         acquire::Acquire,
         core::{Engine, EngineRef},
-        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+        options::{AcquireOptions, OnLimit},
+        request::{ChargeRequest, CostKind, RequestKey},
     },
     observe,
     rule::call_kind::CallKind,

@@ -16,7 +16,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{HeaderStyle, Limit, LimitedBody, RefusedRequest, SettleBy, gate::Gate};
-use crate::{Limiter, OnStoreError, engine::request::OnLimit};
+use crate::{Limiter, OnStoreError, engine::options::OnLimit};
 
 /// Checks limits before a request reaches a service, and answers it if a limit refuses.
 ///

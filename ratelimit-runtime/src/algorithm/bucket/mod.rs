@@ -110,8 +110,7 @@ impl Bucket {
 fn charge_empty_queue(packed: &mut PackedLevel, rule: &Rule, charged: u64, now_ms: u64) -> Option<Outcome> {
     let params = BucketParams::of(rule);
     let (remaining, reset_after_ms) = ((params.capacity - charged) / params.unit, charged.div_ceil(params.refill));
-    let level =
-        BucketLevel { full_at_ms: now_ms + reset_after_ms, deficit: charged, ..BucketLevel::full(now_ms) };
+    let level = BucketLevel { full_at_ms: now_ms + reset_after_ms, deficit: charged, ..BucketLevel::full(now_ms) };
     *packed = PackedLevel::of(&level)?;
     let receipt = level.queue_end(&params);
     Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt })
