@@ -87,10 +87,11 @@ impl WindowLayout {
     #[allow(clippy::inline_always)] // one bucket has no loop
     fn evaluate(self, rule: &Rule, cost: u64, passed_ms: u64, charged: impl Fn(u64) -> u64) -> Evaluation {
         let Self { earlier, size_ms, is_weighted } = self;
+        let windows = 1 + earlier; // a loop over `0..=earlier` is not unrolled
         let mut whole: u64 = (0..earlier).map(&charged).sum();
         let used = whole + self.weighted(charged(earlier), passed_ms);
         let remaining = rule.count().saturating_sub(used);
-        let newest = (0..earlier + 1).find(|&back| charged(back) > 0);
+        let newest = (0..windows).find(|&back| charged(back) > 0);
         let reset_after_ms = newest.map_or(0, |back| (1 + earlier - back) * size_ms - passed_ms);
         if cost <= remaining {
             return Evaluation::new(rule, remaining, reset_after_ms, None);
@@ -98,7 +99,7 @@ impl WindowLayout {
         // Searches the first future sub-window in which the oldest fades enough for the cost, or
         // leaves enough room.
         let mut retry_after_ms = reset_after_ms;
-        for ahead in 0..earlier + 1 {
+        for ahead in 0..windows {
             let oldest = charged(earlier - ahead);
             if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
                 let faded = (room * size_ms).checked_div(oldest).map_or(0, |weight| size_ms - weight.min(size_ms));
