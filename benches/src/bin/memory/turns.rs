@@ -4,7 +4,10 @@ use std::{
     hash::Hash,
     hint::black_box,
     pin::pin,
-    sync::Barrier,
+    sync::{
+        Barrier,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, Waker},
     thread,
     time::Duration,
@@ -105,11 +108,17 @@ pub(crate) struct Lap {
 
 /// A run of calls, one key after another. The loop is compiled for this call.
 pub(crate) fn run<K: Keys>(keys: &'static K, count: u64, admits: impl Fn(&K::Key) -> bool + Sync + 'static) -> Run {
-    Box::new(move |calls, threads| on_threads(threads, calls, count, |index| keys.with(index, &admits)))
+    let made = AtomicU64::new(0);
+    Box::new(move |calls, threads| {
+        // A turn goes on where the last one ended. If all began with the same key, they would call the same few
+        // thousand of 900,000 keys again and again.
+        let first = made.fetch_add(calls, Ordering::Relaxed) % count * (STRIDE % count) % count;
+        on_threads(threads, calls, (first, count), |index| keys.with(index, &admits))
+    })
 }
 
 /// Calls on each of the threads, which begin together, each somewhere else among the keys.
-fn on_threads(threads: u64, calls: u64, keys: u64, admits: impl Fn(u64) -> bool + Sync) -> Lap {
+fn on_threads(threads: u64, calls: u64, (first, keys): (u64, u64), admits: impl Fn(u64) -> bool + Sync) -> Lap {
     let barrier = Barrier::new(usize::try_from(threads).expect("a few"));
     // A thread that is alone waits for nothing. Its processor time leaves out other programs.
     let clock = if threads == 1 { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
@@ -117,7 +126,7 @@ fn on_threads(threads: u64, calls: u64, keys: u64, admits: impl Fn(u64) -> bool 
     let run = |thread: u64| {
         barrier.wait();
         let started = time();
-        let admitted = visit_keys(thread * keys / threads, keys, calls, &admits);
+        let admitted = visit_keys((first + thread * keys / threads) % keys, keys, calls, &admits);
         Lap { time: time().saturating_sub(started), admitted }
     };
     thread::scope(|scope| {
