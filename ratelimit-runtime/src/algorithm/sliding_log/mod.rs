@@ -3,12 +3,13 @@
 //! The *sliding window log* of the textbooks, stored as running totals. A charge of any cost is one
 //! entry, and the sum of any range of entries is a subtraction.
 
-use std::collections::VecDeque;
+mod entries;
 
 #[cfg(feature = "redis")]
 use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
+use self::entries::LogEntries;
 use super::{
     contract::{Ban, Evaluation, MemoryState},
     hold_set::HoldSet,
@@ -41,8 +42,7 @@ const MAX_SETTLED: usize = 10_000;
 pub(crate) struct SlidingLog {
     /// Time when all entries have expired.
     entries_expire_at_ms: u64,
-    /// The tick of each entry, and the total of all charges up to and including it.
-    entries: VecDeque<(u64, u64)>,
+    entries: LogEntries,
     /// The total of the entries that have expired.
     base: u64,
     /// Most logs have none.
@@ -102,18 +102,18 @@ impl SlidingLog {
 
     #[inline]
     fn drop_expired_entries(&mut self, layout: &LogLayout, now: u64) {
-        while let Some(&(time, total)) = self.entries.front()
+        while let Some(&(time, total)) = self.entries.first()
             && time + layout.period_ticks <= now
         {
             self.base = total;
-            self.entries.pop_front();
+            self.entries.drop_first();
         }
     }
 
     /// Sum of the entries that are stored.
     #[inline]
     fn used(&self) -> u64 {
-        self.entries.back().map_or(0, |(_, total)| total - self.base)
+        self.entries.last().map_or(0, |(_, total)| total - self.base)
     }
 
     /// Time until entries of an amount have expired. `None` if they have less.
@@ -122,7 +122,7 @@ impl SlidingLog {
         if amount == 0 {
             return Some(0);
         }
-        let needed = match self.entries.front() {
+        let needed = match self.entries.first() {
             Some((_, total)) if total - self.base >= amount => 0,
             _ => self.first_of(amount),
         };
@@ -160,15 +160,15 @@ impl SlidingLog {
     /// Adds a charge. The receipt is the tick of its entry.
     fn add(&mut self, rule: &Rule, cost: u64, now_us: u64) -> [u64; 2] {
         let ceiling = LogLayout::of(rule.period_ms()).next_tick(now_us);
-        let total = self.entries.back().map_or(self.base, |(_, total)| *total) + cost;
+        let total = self.entries.last().map_or(self.base, |(_, total)| *total) + cost;
         self.entries_expire_at_ms = now_us / 1000 + lifetime_ms(rule);
-        match self.entries.back_mut() {
+        match self.entries.last_mut() {
             Some((time, newest)) if *time >= ceiling => {
                 *newest = total;
                 [*time, 0]
             }
             _ => {
-                self.entries.push_back((ceiling, total));
+                self.entries.push((ceiling, total));
                 [ceiling, 0]
             }
         }
@@ -194,10 +194,10 @@ impl MemoryState for SlidingLog {
     fn correct_clock(&mut self, rule: &Rule, now_us: u64) {
         let expires_at_ms = now_us / 1000 + lifetime_ms(rule);
         if self.entries_expire_at_ms > expires_at_ms
-            && let Some((_, total)) = self.entries.pop_back()
+            && let Some(&(_, total)) = self.entries.last()
         {
             self.entries.clear();
-            self.entries.push_back((LogLayout::of(rule.period_ms()).next_tick(now_us), total));
+            self.entries.push((LogLayout::of(rule.period_ms()).next_tick(now_us), total));
             self.entries_expire_at_ms = expires_at_ms;
         }
         if let Some(holds) = &mut self.holds {
@@ -220,7 +220,7 @@ impl MemoryState for SlidingLog {
         let remaining = rule.count().saturating_sub(used + in_holds);
         let last_end_ms = holds.last_end_ms(now_us);
         let holds_end_ms = last_end_ms.map_or(0, |ends_ms| holds.counts_until_ms(ends_ms) - millis);
-        let reset_after_ms = self.entries.back().map_or(0, |(time, _)| layout.wait_ms(*time, now)).max(holds_end_ms);
+        let reset_after_ms = self.entries.last().map_or(0, |(time, _)| layout.wait_ms(*time, now)).max(holds_end_ms);
         let retry_after_ms = (cost > remaining).then(|| {
             let short = (used + in_holds).saturating_add(cost).saturating_sub(rule.count()).min(used + in_holds);
             self.wait_ms(&layout, now_us, short)
@@ -289,7 +289,7 @@ impl MemoryState for SlidingLog {
             let short = used.saturating_add(cost).saturating_sub(count).min(used);
             return Some(Outcome {
                 remaining,
-                reset_after_ms: self.entries.back().map_or(0, |(time, _)| layout.wait_ms(*time, now)),
+                reset_after_ms: self.entries.last().map_or(0, |(time, _)| layout.wait_ms(*time, now)),
                 retry_after_ms: self.entries_free_ms(&layout, now, short).unwrap_or_default(),
                 receipt: [0; 2],
             });
@@ -313,7 +313,7 @@ impl MemoryState for SlidingLog {
         }
         let before = index.checked_sub(1).map_or(self.base, |previous| self.entries[previous].1);
         let back = cost.min(self.entries[index].1 - before);
-        for (_, total) in self.entries.range_mut(index..) {
+        for (_, total) in &mut self.entries[index..] {
             *total -= back;
         }
         if self.entries[index].1 == before {
