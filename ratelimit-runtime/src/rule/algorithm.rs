@@ -7,7 +7,7 @@
 /// | algorithm | admitted in any window of P, at most | state per key |
 /// |---|---|---|
 /// | `FixedWindow` | 2C; C in each of its windows | one integer |
-/// | `SlidingLog` | C, exactly | per admitted call about 10 bytes on Redis, 16 to 32 in memory |
+/// | `SlidingLog` | C, exactly | per admitted call about 10 bytes on Redis, 16 to 48 in memory |
 /// | `SlidingWindow { buckets: n, .. }` | less than 2C; C in any window of P - P/n | n + 3 numbers of 8 bytes |
 /// | `SlidingWindow { weighted: false, .. }` | 2C; C in any window of P - P/n | n + 2 numbers of 8 bytes |
 /// | `TokenBucket { burst: B, .. }` | B + C | four integers |
