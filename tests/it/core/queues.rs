@@ -12,7 +12,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
 use ratelimit_runtime::{
-    Algorithm, CounterName, Decision, Limiter, ManualClock, Permit, RequestPerMinute, Rule, limit_request_per_time,
+    Algorithm, CounterName, Decision, Limiter, ManualClock, Permit, Refill, RequestPerMinute, Rule,
+    limit_request_per_time,
 };
 use tokio::task::JoinSet;
 
@@ -564,4 +565,41 @@ async fn a_store_that_denies_without_a_wait_is_not_asked_in_a_loop() {
         settle().await;
     }
     assert_eq!(callers.served(), 1);
+}
+
+const BUCKET: Rule =
+    Rule::new("bucket", 1, SECOND).with_algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
+
+#[limit_request_per_time(rule = BUCKET, key = 1, cost = cost, on_limit = Wait, limiter = limiter)]
+async fn takes(limiter: &Limiter, cost: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// Both ask after the same admission, and are refused.
+#[tokio::test]
+async fn a_small_cost_is_admitted_in_its_time_before_a_larger_one() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let permit = limiter.acquire_n(&BUCKET, 1, 10).await.unwrap();
+    let (mut tasks, is_admitted) = (JoinSet::new(), Arc::new(AtomicBool::new(false)));
+    let first = limiter.clone();
+    tasks.spawn(async move {
+        takes(&first, 1).await.unwrap();
+        first.acquire_n(&BUCKET, 1, 9).await.unwrap(); // before those behind it, who may ask now, are polled
+    });
+    settle().await;
+    for cost in [1, 5] {
+        let (limiter, is_admitted) = (limiter.clone(), Arc::clone(&is_admitted));
+        tasks.spawn(async move {
+            takes(&limiter, cost).await.unwrap();
+            is_admitted.fetch_or(cost == 1, Ordering::Relaxed);
+        });
+        settle().await;
+    }
+    permit.refund().await.unwrap();
+    settle().await;
+    assert!(!is_admitted.load(Ordering::Relaxed));
+    clock.advance(SECOND);
+    settle().await;
+    assert!(is_admitted.load(Ordering::Relaxed), "a token is there, and it is the first in line");
 }

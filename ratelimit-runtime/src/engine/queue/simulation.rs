@@ -342,3 +342,49 @@ fn a_caller_of_two_counters_waits_for_the_answer_of_the_caller_ahead() {
     clock.advance(HOUR);
     assert_eq!(behind.look(), Err(Some(clock.now() + LOOK_AGAIN)));
 }
+
+/// A refusal that came with this wait.
+fn refused_with(rule: &Rule, cost: u64, wait: Duration) -> [Charge; 1] {
+    let mut charge = charge_of(rule, 1, cost);
+    charge.decision = Decision::new(rule.limit(), 0, HOUR, Some(wait));
+    [charge]
+}
+
+/// Both have asked before one of them waits.
+#[test]
+fn a_refusal_of_a_later_caller_who_needs_more_does_not_delay_the_first() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let rule = Rule::new("item", 10, HOUR).with_algorithm(Algorithm::SlidingLog);
+    let [first, second] = [(1, SECOND), (9, HOUR)].map(|(cost, wait)| {
+        let charges = refused_with(&rule, cost, wait);
+        let answer = (&StoreAnswer::of(&charges, clock.now()), queues.changes(&charges));
+        queues.join(queues.ticket(), &charges, Some(answer)).expect("there is space in the queue")
+    });
+    clock.advance(SECOND);
+    assert!(first.look().is_ok(), "its own wait is over: {:?}", first.look());
+    assert!(second.look().is_err());
+}
+
+/// The answer to the later request, of a larger cost, is handled first.
+#[test]
+fn a_caller_is_not_refused_at_once_for_the_wait_of_a_larger_cost() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let rule = Rule::new("item", 10, HOUR).with_algorithm(Algorithm::SlidingLog);
+    let answer_at = |charges: &[Charge], sent_at| {
+        let mut answer = StoreAnswer::of(charges, sent_at);
+        let refusal = RequestPerMinute::exceeded(&rule, charges[0].cost, &charges[0].decision);
+        answer.refusal = Some((charges[0].counter.id(), refusal));
+        answer
+    };
+    let (small_ticket, large_ticket) = (queues.ticket(), queues.ticket());
+    let [small] = refused_with(&rule, 1, SECOND);
+    let small = [Charge { longest_wait: 30 * SECOND, ..small }];
+    let large = refused_with(&rule, 9, HOUR);
+    let of_small = answer_at(&small, clock.now());
+    clock.advance(Duration::from_millis(1));
+    let of_large = answer_at(&large, clock.now());
+    let _large = queues.join(large_ticket, &large, Some((&of_large, queues.changes(&large)))).expect("there is space");
+    assert!(queues.join(small_ticket, &small, Some((&of_small, queues.changes(&small)))).is_ok());
+}

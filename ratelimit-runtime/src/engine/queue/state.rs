@@ -228,11 +228,6 @@ impl WaitState {
                 } else {
                     queue.departed += caller.cost_in_line(cost);
                 }
-                // The latest wait was for a larger cost than the next caller's.
-                let next = queue.waiting.first_key_value().map_or(u64::MAX, |(_, cost)| *cost);
-                if cost == queue.refused_cost && next < cost {
-                    queue.probe_at = Duration::ZERO;
-                }
             }
             if queue.waiting.is_empty() && queue.askers == 0 && queue.parked == 0 {
                 self.queues.remove(id);

@@ -80,6 +80,8 @@ const LARGEST_SHARE: u32 = 4 * WHOLE;
 pub(super) struct RoomLeft {
     pub(super) room: u64,
     pub(super) may_probe: bool,
+    /// See [`WaitQueue::unknown_below`].
+    pub(super) unknown_below: u64,
     /// The room before any caller took a part.
     pub(super) known: u64,
     pub(super) limit: u64,
@@ -90,12 +92,13 @@ pub(super) struct RoomLeft {
 impl RoomLeft {
     pub(super) fn fits(&self, cost: u64) -> bool {
         let fits_beside = || self.known == 0 && self.reserved.saturating_add(cost) <= self.limit;
-        cost <= self.room || self.may_probe && (self.reservations == 0 || fits_beside())
+        let may_probe = self.may_probe || cost < self.unknown_below;
+        cost <= self.room || may_probe && (self.reservations == 0 || fits_beside())
     }
 
     pub(super) fn take(&mut self, cost: u64) {
         self.room = self.room.saturating_sub(cost);
-        self.may_probe = false;
+        (self.may_probe, self.unknown_below) = (false, 0);
     }
 
     pub(super) fn reserve(&mut self, cost: u64) {
@@ -212,15 +215,15 @@ impl WaitQueue {
     }
 
     pub(super) fn room_left(&self, now: Duration, round_trip: Option<Duration>) -> RoomLeft {
-        let (room, may_probe) = (self.room(now, round_trip), self.may_probe(now));
-        RoomLeft { room, may_probe, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
+        let (room, may_probe, unknown_below) = (self.room(now, round_trip), self.may_probe(now), self.unknown_below());
+        RoomLeft { room, may_probe, unknown_below, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
     }
 
     /// True if a caller has to wait here, for room or for the first caller, who may need more.
     pub(super) fn has_no_room_for(&self, ticket: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> bool {
         let first = self.waiting.first_key_value().filter(|(first, _)| **first < ticket);
         let needed = first.map_or(0, |(_, cost)| *cost).max(cost);
-        needed > self.room(now, round_trip) && !self.may_probe(now)
+        needed > self.room(now, round_trip) && !self.may_probe(now) && needed >= self.unknown_below()
     }
 
     /// The time until a cost has room, if others take none. It is one period, or several if a burst
@@ -234,6 +237,11 @@ impl WaitQueue {
         self.askers == 0 && now >= self.probe_at
     }
 
+    /// The latest refusal tells nothing about costs below this one: they may fit earlier.
+    fn unknown_below(&self) -> u64 {
+        if self.askers == 0 { self.refused_cost } else { 0 }
+    }
+
     /// The time of the next probe, if it is still to come.
     pub(super) fn next_probe(&self, now: Duration) -> Option<Duration> {
         (self.askers == 0 && now < self.probe_at).then_some(self.probe_at)
@@ -242,7 +250,7 @@ impl WaitQueue {
     /// The earliest time when a cost fits behind others.
     pub(super) fn turn_at(&self, ahead: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> Duration {
         let (needed, room) = (ahead.saturating_add(cost), self.room(now, round_trip));
-        if needed <= room || self.may_probe(now) {
+        if needed <= room || self.may_probe(now) || needed < self.refused_cost {
             return now;
         }
         let is_known_to_be_full = self.ready_at > Duration::ZERO;
