@@ -59,8 +59,8 @@ impl AcquireRequest {
     }
 
     fn start_unnamed(mut self) -> Result<AcquireResult, BoxedAcquire> {
+        self.apply_rules(true); // first: a rule of the file may let a call wait that takes all of it
         self.wait_ticket = self.take_wait_ticket();
-        self.apply_rules(true);
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
