@@ -210,6 +210,7 @@ impl Limiter {
     /// ```
     ///
     /// Two charges of the same counter are merged: their costs add up, and the lower limit applies.
+    /// Of two token buckets, the lower count applies, too.
     ///
     /// On one Redis server, all charges are made by one script. In a Redis Cluster too, if the
     /// rules have the same key and so the same slot. Otherwise:

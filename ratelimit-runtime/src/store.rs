@@ -522,7 +522,8 @@ pub struct Charges(Vec<Charge>);
 impl Charges {
     /// Adds a charge. A second charge of the same counter is merged into the first.
     ///
-    /// The costs add up, and the lower limit applies. If one of the two is held or settles, both do. The
+    /// The costs add up, and the lower limit applies; of two buckets, the lower count, too. A rule in
+    /// shadow mode does not change an enforced one. If one of the two is held or settles, both do. The
     /// crate never merges two charges if one of them has a cost to settle: a settlement would be one for
     /// both.
     pub fn push(&mut self, charge: Charge) {
@@ -531,12 +532,21 @@ impl Charges {
                 other.cost = other.cost.saturating_add(charge.cost);
                 other.hold = other.hold.or(charge.hold);
                 other.settles |= charge.settles;
-                // A rule in shadow mode does not replace an enforced one.
-                let tightness = |rule: &Rule| (rule.is_shadow(), rule.limit());
-                other.rule = if tightness(&charge.rule) < tightness(&other.rule) { charge.rule } else { other.rule };
+                other.rule = stricter(other.rule, charge.rule);
             }
             None => self.0.push(charge),
         }
+    }
+}
+
+/// One rule for a counter that two rules have.
+fn stricter(one: Rule, other: Rule) -> Rule {
+    match (one.is_shadow(), other.is_shadow()) {
+        (false, true) => one,
+        (true, false) => other,
+        // The limit of a bucket is its burst: it may be the lower one, and be refilled faster.
+        _ if one.limit() <= other.limit() => one.with_count(one.count().min(other.count())),
+        _ => other.with_count(one.count().min(other.count())),
     }
 }
 

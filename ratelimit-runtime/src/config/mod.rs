@@ -104,8 +104,8 @@
 //! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with a warning in the log: a
 //!   banned caller should not wait. Calls with a rule of [`Rules::rule`] are refused as misconfigured.
 //! - **Two limits of a function with one prefix** both get the settings. If these give them the same algorithm
-//!   and period, they become one limit, and a call is charged once (with equal costs). Give stacked limits different
-//!   prefixes.
+//!   and period, they become one limit, the lower of the two, and a call is charged once (with equal costs). Give
+//!   stacked limits different prefixes.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
 //!   warning with the prefixes that no call has used within a minute. A misspelt key below `keys` is not
 //!   noticed: any key may come.

@@ -277,20 +277,19 @@ impl AcquireRequest {
         let is_moved = self.charges.iter().any(AppliedCharge::is_moved_by_file);
         for (at, AppliedCharge { request, rule }) in self.charges.iter().enumerate() {
             let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };
-            if is_moved && self.is_merged_by_file(at) {
-                continue;
-            }
+            // It only adds its limit to the earlier charge.
+            let cost = if is_moved && self.is_merged_by_file(at) { 0 } else { *cost };
             let key = match key {
                 RequestKey::Some(key) => key,
                 RequestKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
                 RequestKey::Skip => continue,
                 RequestKey::Invalid(reason) => return Err(refusal(rule, StoreError::misconfigured(*reason))),
             };
-            let mut charge = self.engine.charge(rule, key, *cost)?;
+            let mut charge = self.engine.charge(rule, key, cost)?;
             if request.cost_kind == CostKind::Forced && !rule.decides_at_once() {
                 return Err(refusal(rule, StoreError::misconfigured(NO_DEBT)));
             }
-            if request.is_settled_later() && *cost > 0 {
+            if request.is_settled_later() && cost > 0 {
                 self.settle_later(request, &mut charge)?;
             }
             self.limit_wait(&mut charge);

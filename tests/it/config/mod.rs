@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{
@@ -157,6 +158,40 @@ async fn limits_that_the_file_makes_equal_are_charged_once() {
         limiter.acquire_all(&[(&hour, Key::new(1), 1), (&hour, Key::new(1), 1)]).await.unwrap();
         assert_eq!(limiter.peek(&hour, 1).await.unwrap().remaining(), 2);
     }
+}
+
+/// The file sets no count, so those of the code stay.
+#[tokio::test]
+async fn of_two_limits_that_the_file_makes_one_counter_the_lower_enforced_one_applies() {
+    let rules = Rules::parse("[rules.item]\nttl = 1\nunit = \"Minutes\"").unwrap();
+    let (limiters, _server) = both(&rules).await;
+    let (strict, wide) = (Rule::new("item", 2, MINUTE / 60), Rule::new("item", 100, 60 * MINUTE));
+    let trial = wide.with_shadow(true);
+    for limiter in limiters {
+        let orders = [[&strict, &wide], [&wide, &strict], [&strict, &trial], [&trial, &strict]];
+        for (key, order) in (0_u64..).zip(orders) {
+            let call = || limiter.acquire_all(&order.map(|rule| (rule, Key::new(key), 1)));
+            for _ in 0..2 {
+                call().await.unwrap();
+            }
+            assert_eq!(exceeded(call().await).limit(), 2, "{order:?}");
+        }
+    }
+}
+
+/// As with this count in the code.
+#[tokio::test]
+async fn a_call_that_takes_all_of_a_count_of_the_file_lets_others_wait() {
+    #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Elapsed(max = "500ms"))]
+    async fn call() -> Result<(), RequestPerMinute> {
+        std::future::pending().await
+    }
+    let calls = async {
+        let mut first = Box::pin(call());
+        assert!((&mut first).now_or_never().is_none());
+        assert!(call().now_or_never().is_none(), "it waits for its turn");
+    };
+    with("[rules.item]\ncount = 500").await.scope(calls).await;
 }
 
 /// Headers name the rule that was charged, and no rule that is switched off.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, Refill, Rule};
 
 use crate::support::{
     ALGORITHMS, By, FIXED, INTERVAL, LOG, Timed, WINDOWS, admitted, exceeded, fresh_key, hourly, is_admitted, lifetime,
@@ -112,6 +112,29 @@ async fn two_charges_of_one_counter_are_added_up() {
             }
             timed.limiter.acquire_all(&twice).await.unwrap();
             assert_eq!(exceeded(timed.limiter.acquire_all(&twice).await).remaining(), 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_buckets_of_one_counter_are_refilled_at_the_lower_rate() {
+    for timed in Timed::both().await {
+        for bursts in [[10, 10], [10, 20], [20, 10]] {
+            let [slow, fast] = [(60, bursts[0]), (600, bursts[1])].map(|(count, burst)| {
+                let bucket = Algorithm::TokenBucket { burst, refill: Refill::Greedy };
+                Rule::new("rate", count, 60 * SECOND).with_algorithm(bucket)
+            });
+            for order in [[&slow, &fast], [&fast, &slow]] {
+                let key = fresh_key();
+                let call = || timed.limiter.acquire_all(&order.map(|rule| (rule, Key::new(key), 1)));
+                for _ in 0..5 {
+                    call().await.unwrap();
+                }
+                timed.advance(SECOND); // for one token of the slow one. A call costs two.
+                let refused = exceeded(call().await);
+                assert_eq!((refused.limit(), refused.remaining()), (10, 1), "{}", timed.of(order[0]));
+                assert_eq!(refused.retry_after(), Some(SECOND), "{}", timed.of(order[0]));
+            }
         }
     }
 }
