@@ -174,7 +174,6 @@ impl RawRule {
         check(&all, place)?;
         let mut keys = BTreeMap::new();
         if let Some(of_keys) = self.keys {
-            let place = of_keys.span();
             for (key, rule) in of_keys.into_inner() {
                 if let Some(keys) = &rule.keys {
                     return Err(TextError::at(keys, "a key cannot have `keys` of its own"));
@@ -189,7 +188,7 @@ impl RawRule {
                     return Err(TextError::at(&key, fault));
                 }
                 let settings = rule.settings()?;
-                check(&settings.clone().merged_over(&all), &place)?;
+                check(&settings.clone().merged_over(&all), &key.span())?;
                 keys.insert(key.into_inner().into_bytes().into(), settings);
             }
         }

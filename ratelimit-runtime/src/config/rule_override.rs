@@ -6,7 +6,10 @@ use crate::{
     Algorithm, OnStoreError, Rule,
     algorithm::{HoldSupport, capabilities},
     duration::ReadableDuration,
-    rule::{call_kind::CallKind, limits::is_lease},
+    rule::{
+        call_kind::CallKind,
+        limits::{MOST_BUCKETS, is_lease},
+    },
 };
 
 /// Settings for one rule. `None` keeps the rule's own.
@@ -71,7 +74,7 @@ impl RuleOverride {
         }
         // A rule of the code that allows as much as any.
         let shortest_ms = match self.algorithm {
-            Some(AlgorithmSpec::Complete(Algorithm::SlidingWindow { buckets, .. })) => buckets,
+            Some(AlgorithmSpec::Complete(Algorithm::SlidingWindow { buckets, .. })) => buckets.min(MOST_BUCKETS),
             _ => 1,
         };
         let rule = Rule::new("checked", 1, self.period.unwrap_or(Duration::from_millis(shortest_ms)));

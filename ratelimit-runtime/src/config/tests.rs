@@ -74,6 +74,14 @@ fn errors_name_the_line_and_the_reason() {
             "[rules.item]\ncount = 1\nunit = \"Days\"\n[rules.item.keys.a]\ncount = 99_999_999_999",
             "line 4: invalid rule: its count is 99999999999",
         ),
+        (
+            "[rules.item]\ncount = 1\nunit = \"Days\"\n[rules.item.keys.a]\ncount = 2\n[rules.item.keys.b]\ncount = 99_999_999_999",
+            "line 6: invalid rule: its count is 99999999999",
+        ),
+        (
+            "[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999_999_999_999",
+            "line 1: invalid rule: `buckets` must be at most 1,000",
+        ),
         // Whatever the rule in the code is.
         (
             "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 9007199254740993",

@@ -166,9 +166,11 @@ pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, prefetc
     }
 }
 
+/// Largest number of sub-windows.
+pub(crate) const MOST_BUCKETS: u64 = 1_000;
+
 #[inline]
 const fn buckets_fault(buckets: u64, count: u64, period: u64) -> Option<RuleFault> {
-    const MOST_BUCKETS: u64 = 1_000;
     match buckets {
         0 => Some(RuleFault::NoBuckets),
         _ if buckets > MOST_BUCKETS => Some(RuleFault::TooManyBuckets),
