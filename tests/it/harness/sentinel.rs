@@ -36,6 +36,17 @@ fn sentinels_replace_a_primary_on_command_and_after_its_loss() {
     assert!(!all.into_iter().any(exists));
 }
 
+/// As on a busy machine: a sentinel that finds two seconds missing does nothing for a time ("tilt").
+#[test]
+fn sentinels_replace_a_primary_soon_after_they_were_halted() {
+    let mut sentinel = RedisSentinel::start();
+    sentinel.sentinels().iter().for_each(RedisServer::stop);
+    sleep(Duration::from_millis(2_500));
+    sentinel.sentinels().iter().for_each(RedisServer::cont);
+    sentinel.node_mut(0).kill();
+    sentinel.wait_until_primary_is_not(0);
+}
+
 #[cfg(feature = "rustls")]
 #[test]
 fn sentinels_can_speak_tls_and_require_passwords() {
