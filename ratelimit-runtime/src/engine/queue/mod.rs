@@ -159,7 +159,7 @@ impl WaitQueues {
         let mut counters = SmallVec::<[WaitingFor; 1]>::new();
         let mut is_full = false;
         for charge in counted(charges) {
-            let (id, cost) = (charge.counter.id(), charge.least());
+            let (id, cost, most) = (charge.counter.id(), charge.least(), charge.cost);
             let queue = state.queues.entry(id).or_insert_with(|| WaitQueue::new(&charge.rule));
             queue.rule = charge.rule;
             if charge.settles {
@@ -172,6 +172,7 @@ impl WaitQueues {
             counters.push(WaitingFor {
                 id,
                 cost,
+                most,
                 gives_up_at: gives_up_at(charge, now),
                 changes: 0,
                 joined_before,
@@ -352,7 +353,7 @@ impl QueuePosition<'_> {
         let WaitState { queues, callers, .. } = &mut *state;
         let Some(caller) = callers.get_mut(&self.ticket) else { return false };
         let is_same = |(counter, charge): (&WaitingFor, &Charge)| {
-            counter.id == charge.counter.id() && counter.cost == charge.least()
+            (counter.id, counter.cost, counter.most) == (charge.counter.id(), charge.least(), charge.cost)
         };
         if caller.counters.len() != counted(charges).count()
             || !caller.counters.iter().zip(counted(charges)).all(is_same)

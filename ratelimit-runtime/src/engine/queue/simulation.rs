@@ -8,7 +8,7 @@ use crate::{Algorithm, Refill, Rule};
 use crate::{
     Decision, Key, ManualClock,
     memory::Memory,
-    store::{Reply, Request, Store as _},
+    store::{Hold, Reply, Request, Store as _},
 };
 
 const TASKS: usize = 100;
@@ -310,13 +310,15 @@ fn each_waiting_caller_knows_the_refusal_and_the_time_of_its_own_turn() {
     assert_eq!(second.refusal(), Some((refusal, clock.now() + 2 * HOUR)));
 }
 
-/// The refusal of a cost says nothing of a smaller one.
+/// The refusal of a cost says nothing of a smaller one. But in a fixed window, it waits as long.
 #[test]
 fn a_caller_who_leaves_lets_the_next_one_ask_if_that_one_needs_less() {
     let clock = ManualClock::new();
-    let rule = Rule::new("item", 10, SECOND);
-    let ready_at = clock.now() + SECOND;
-    for (cost, turn) in [(3, Err(Some(ready_at))), (2, Ok(Turn::Ask { early: true }))] {
+    let (window, ready_at) = (Rule::new("item", 10, SECOND), clock.now() + SECOND);
+    let log = window.with_algorithm(Algorithm::SlidingLog);
+    for (rule, cost, turn) in
+        [(log, 3, Err(Some(ready_at))), (log, 2, Ok(Turn::Ask { early: true })), (window, 2, Err(Some(ready_at)))]
+    {
         let queues = WaitQueues::new(10_000, clock.clone().into(), false);
         let mut refused = charge_of(&rule, 1, 3);
         refused.decision = Decision::new(10, 0, SECOND, Some(SECOND));
@@ -387,4 +389,47 @@ fn a_caller_is_not_refused_at_once_for_the_wait_of_a_larger_cost() {
     let of_large = answer_at(&large, clock.now());
     let _large = queues.join(large_ticket, &large, Some((&of_large, queues.changes(&large)))).expect("there is space");
     assert!(queues.join(small_ticket, &small, Some((&of_small, queues.changes(&small)))).is_ok());
+}
+
+/// In a fixed window a smaller cost waits as long. The larger one is of two counters, so it is not in line.
+#[test]
+fn a_caller_of_a_full_window_is_refused_at_once_behind_a_larger_cost() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let (all, own) = (Rule::new("all", 10, HOUR), Rule::new("own", 100, HOUR));
+    let [mut of_all, mut of_own] = [charge_of(&all, 1, 9), charge_of(&own, 1, 1)];
+    of_all.decision = Decision::new(10, 0, HOUR, Some(HOUR));
+    of_own.decision = Decision::new(100, 99, HOUR, None);
+    let large = [of_all, of_own];
+    let mut answer = StoreAnswer::of(&large, clock.now());
+    answer.refusal = Some((large[0].counter.id(), RequestPerMinute::exceeded(&all, 9, &large[0].decision)));
+    let _large = queues.join(queues.ticket(), &large, Some((&answer, queues.changes(&large)))).expect("there is space");
+    let small = [Charge { longest_wait: 30 * SECOND, ..charge_of(&all, 1, 1) }];
+    let ticket = queues.ticket();
+    assert!(queues.is_behind_others(&small, ticket));
+    assert!(queues.join(ticket, &small, None).is_err(), "the window is full for an hour");
+}
+
+/// Each takes up to 5,000 ms, or all that is left: the next one takes the 4,000.
+#[test]
+fn a_caller_who_may_take_all_that_is_left_asks_alone() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let rule = Rule::new("time", 10_000, HOUR).with_algorithm(Algorithm::SlidingLog);
+    let timed = |remaining, retry| {
+        let mut charge = charge_of(&rule, 1, 5_000);
+        charge.hold = Some(Hold { allow_partial: true, is_timed: true, ..Hold::new(SECOND) });
+        charge.decision = Decision::new(10_000, remaining, HOUR, retry);
+        [charge]
+    };
+    let charges = timed(0, Some(SECOND));
+    let refused = StoreAnswer::of(&charges, clock.now());
+    let join = |_| queues.join(queues.ticket(), &charges, Some((&refused, queues.changes(&charges)))).ok();
+    let mut callers: Vec<_> = (0..100).filter_map(join).collect();
+    clock.advance(SECOND);
+    let first = callers.remove(0);
+    assert!(first.look().is_ok());
+    first.admitted(&StoreAnswer::of(&timed(4_000, None), clock.now()));
+    let asking = callers.iter().filter(|caller| caller.look().is_ok()).count();
+    assert_eq!((callers.len(), asking), (99, 1));
 }

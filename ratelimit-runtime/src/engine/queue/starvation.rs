@@ -208,6 +208,7 @@ fn a_reservation_is_followed_by_a_period_without_one() {
     let counter = WaitingFor {
         id,
         cost: 1,
+        most: 1,
         gives_up_at: None,
         changes: 0,
         joined_before: 0,

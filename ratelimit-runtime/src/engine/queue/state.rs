@@ -90,7 +90,10 @@ pub(super) struct Outage {
 
 pub(super) struct WaitingFor {
     pub(super) id: CounterId,
+    /// The least that has to fit.
     pub(super) cost: u64,
+    /// The most that it takes, if that fits.
+    pub(super) most: u64,
     /// The end of the caller's longest wait for this counter.
     pub(super) gives_up_at: Option<Duration>,
     /// [`WaitQueues::changes`] when the caller was allowed to ask.
@@ -176,10 +179,10 @@ impl WaitState {
             return;
         }
         let is_away = std::mem::take(&mut caller.is_away);
-        for WaitingFor { id, cost, .. } in &caller.counters {
+        for WaitingFor { id, most, .. } in &caller.counters {
             if let Some(queue) = self.queues.get_mut(id) {
                 queue.askers -= 1;
-                queue.asking_cost -= cost;
+                queue.asking_cost -= most;
                 queue.away -= usize::from(is_away);
             }
         }
@@ -338,14 +341,20 @@ impl WaitState {
                 others.extend(returned); // once more, if they were advanced without it
                 continue;
             }
+            room_left.take(self.most(ticket, id));
             self.let_ask(ticket, wakes);
-            room_left.take(cost);
         }
         // Callers ahead of the passed caller in its other queues may become blocked there. Then
         // they no longer block it.
         if let Some((ticket, at)) = passed.filter(|_| self.queues[&id].waiting.len() > 1) {
             self.wake_at(ticket, at, now, wakes);
         }
+    }
+
+    /// The most that a caller takes of a counter.
+    fn most(&self, ticket: u64, id: CounterId) -> u64 {
+        let counters = self.callers.get(&ticket).into_iter().flat_map(|caller| &caller.counters);
+        counters.filter(|counter| counter.id == id).map(|counter| counter.most).sum()
     }
 
     pub(super) fn let_ask(&mut self, ticket: u64, wakes: &mut Wakes) {
@@ -361,7 +370,7 @@ impl WaitState {
                 queue.waiting.remove(&ticket);
                 queue.departed += if is_counted { counter.cost.into() } else { 0 };
                 queue.askers += 1;
-                queue.asking_cost += counter.cost;
+                queue.asking_cost += counter.most;
             }
         }
     }
@@ -539,7 +548,7 @@ impl WaitState {
             match self.standing(before, cost, id, now, &room_left) {
                 Standing::BlockedBy(_) => {}
                 Standing::Reserves { .. } => room_left.reserve(cost),
-                Standing::Ready if room_left.fits(cost) => room_left.take(cost),
+                Standing::Ready if room_left.fits(cost) => room_left.take(self.most(before, id)),
                 Standing::Ready => return false,
             }
         }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::answer::CounterAnswer;
 use crate::{
     RequestPerMinute, Rule,
-    algorithm::{Recovery, recovery},
+    algorithm::{CacheableDenials, Recovery, capabilities, recovery},
     store::StoreError,
 };
 
@@ -34,7 +34,7 @@ pub(super) struct WaitQueue {
     pub(super) waiting: BTreeMap<u64, u64>,
     pub(super) parked: usize,
     pub(super) askers: usize,
-    /// The total cost of all askers.
+    /// The most that all askers together may take.
     pub(super) asking_cost: u64,
     /// The time the request of the latest answer was sent, and the time the answer came.
     pub(super) sent_at: Duration,
@@ -96,8 +96,8 @@ impl RoomLeft {
         cost <= self.room || may_probe && (self.reservations == 0 || fits_beside())
     }
 
-    pub(super) fn take(&mut self, cost: u64) {
-        self.room = self.room.saturating_sub(cost);
+    pub(super) fn take(&mut self, most: u64) {
+        self.room = self.room.saturating_sub(most);
         (self.may_probe, self.unknown_below) = (false, 0);
     }
 
@@ -215,7 +215,8 @@ impl WaitQueue {
     }
 
     pub(super) fn room_left(&self, now: Duration, round_trip: Option<Duration>) -> RoomLeft {
-        let (room, may_probe, unknown_below) = (self.room(now, round_trip), self.may_probe(now), self.unknown_below());
+        let (room, may_probe) = (self.room(now, round_trip), self.may_probe(now));
+        let unknown_below = if self.askers == 0 { self.unknown_below() } else { 0 };
         RoomLeft { room, may_probe, unknown_below, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
     }
 
@@ -223,7 +224,8 @@ impl WaitQueue {
     pub(super) fn has_no_room_for(&self, ticket: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> bool {
         let first = self.waiting.first_key_value().filter(|(first, _)| **first < ticket);
         let needed = first.map_or(0, |(_, cost)| *cost).max(cost);
-        needed > self.room(now, round_trip) && !self.may_probe(now) && needed >= self.unknown_below()
+        let may_ask = self.may_probe(now) || self.askers == 0 && needed < self.unknown_below();
+        needed > self.room(now, round_trip) && !may_ask
     }
 
     /// The time until a cost has room, if others take none. It is one period, or several if a burst
@@ -237,9 +239,13 @@ impl WaitQueue {
         self.askers == 0 && now >= self.probe_at
     }
 
-    /// The latest refusal tells nothing about costs below this one: they may fit earlier.
+    /// The latest refusal tells nothing about costs below this one: they may fit earlier. In a fixed window, all
+    /// costs that do not fit have the same wait.
     fn unknown_below(&self) -> u64 {
-        if self.askers == 0 { self.refused_cost } else { 0 }
+        match capabilities(self.rule.algorithm()).denials {
+            CacheableDenials::CostOfOne => self.refused_cost,
+            CacheableDenials::AnyCost => 0,
+        }
     }
 
     /// The time of the next probe, if it is still to come.
@@ -250,7 +256,7 @@ impl WaitQueue {
     /// The earliest time when a cost fits behind others.
     pub(super) fn turn_at(&self, ahead: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> Duration {
         let (needed, room) = (ahead.saturating_add(cost), self.room(now, round_trip));
-        if needed <= room || self.may_probe(now) || needed < self.refused_cost {
+        if needed <= room || self.may_probe(now) || needed < self.unknown_below() {
             return now;
         }
         let is_known_to_be_full = self.ready_at > Duration::ZERO;
