@@ -9,7 +9,7 @@ use crate::args::{
     self, CallArguments, Exclusive, Given, LimitAttribute, ParsedAttribute, PermitVariable, RuleSource, SETTLED_NEEDS,
 };
 use crate::errors::Errors;
-use crate::future::{find_name, unpacked_names};
+use crate::future::{find_name, rebound_names, unpacked_names};
 use crate::generate::GeneratedCheck;
 use crate::item::{AnnotatedItem, Function, ImplBlock, InsertionPoint, Member};
 use crate::kind::AttributeKind;
@@ -241,15 +241,23 @@ fn insertion_point(
 ) -> Option<InsertionPoint> {
     let blocking = call.blocking.as_ref().map(|blocking| &blocking.name);
     let mut point = errors.keep(function.insertion_point(kind, blocking))?;
-    let unpacked = match &mut point {
-        InsertionPoint::Start => Vec::new(),
-        InsertionPoint::Block(statements) => unpacked_names(statements),
+    let (unpacked, mut rebound) = match &mut point {
+        InsertionPoint::Start => Default::default(),
+        InsertionPoint::Block(statements) => (unpacked_names(statements), rebound_names(statements)),
     };
+    let arguments = function.argument_names();
+    rebound.retain(|name| arguments.contains(name));
     for limit in limits {
         for expr in limit.rule.exprs() {
             if let Some(name) = find_name(expr.into_token_stream(), &unpacked) {
                 let message = format!(
                     "`{name}` has no value yet when the limit is checked, #[async_trait] takes the argument apart later: give the argument a name and take it apart in the body"
+                );
+                errors.add(name.span(), message);
+            }
+            if let Some(name) = find_name(expr.into_token_stream(), &rebound) {
+                let message = format!(
+                    "`{name}` is not the argument where the limit is checked, in the async block: a `let` in front of it has the same name. Give that variable another name"
                 );
                 errors.add(name.span(), message);
             }

@@ -236,6 +236,44 @@ pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
     names
 }
 
+/// The names that statements in front of the final async block give to other values than their own.
+// Input:
+//     let id = next(); let name = name.clone(); async move { .. }
+// Output:
+//     id
+pub(crate) fn rebound_names(statements: &[Stmt]) -> Vec<Ident> {
+    let mut names = Vec::new();
+    for statement in statements.iter().rev().skip(1) {
+        if let Stmt::Local(local) = statement {
+            let mut bound = Vec::new();
+            bind(&local.pat, &mut bound);
+            let init = local.init.as_ref().map(|init| &*init.expr);
+            bound.retain(|name| !init.is_some_and(|init| is_copy_of(init, name)));
+            names.extend(bound);
+        }
+    }
+    names
+}
+
+/// True for `name`, `&name`, `name.clone()`, `Arc::clone(&name)` and the like.
+fn is_copy_of(expr: &Expr, name: &Ident) -> bool {
+    let is_one_of = |method: &Ident, all: &[&str]| all.iter().any(|one| method == one);
+    match expr {
+        Expr::Path(path) => path.path.is_ident(name),
+        Expr::Reference(reference) => is_copy_of(&reference.expr, name),
+        Expr::MethodCall(call) if call.args.is_empty() => {
+            is_one_of(&call.method, &["clone", "into", "to_owned", "to_string", "to_vec"])
+                && is_copy_of(&call.receiver, name)
+        }
+        Expr::Call(call) if call.args.len() == 1 => {
+            let Expr::Path(function) = &*call.func else { return false };
+            let last = function.path.segments.last();
+            last.is_some_and(|last| is_one_of(&last.ident, &["clone", "from"])) && is_copy_of(&call.args[0], name)
+        }
+        _ => false,
+    }
+}
+
 /// Adds the names that a pattern binds.
 pub(crate) fn bind(pat: &Pat, names: &mut Vec<Ident>) {
     match pat {

@@ -313,7 +313,8 @@ use crate::kind::AttributeKind;
 /// - A function that returns a future and ends in its async block: `async move { .. }`,
 ///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`, `async move { .. }.instrument(span)`.
 ///   The call is counted when the future is first polled. Write `async move` if the key uses an
-///   argument. A `return` before that block is a compile error, as it would not be limited.
+///   argument. A `return` before that block is a compile error, as it would not be limited. So is a `let`
+///   before it that gives another value to the name of an argument that the limit uses.
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
 ///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros
 ///   generate inside the block are not limited.

@@ -46,6 +46,25 @@ fn unsupported_items() {
     ] {
         check("\"a\", 1, Days, 1, key = (self.b, id)", item, &[expected]);
     }
+    for (before, is_other) in [
+        ("let id = next();", true),
+        ("let id = id / 100;", true),
+        ("let (id, rest) = split(id);", true),
+        ("let id = id;", false),
+        ("let id = id.clone();", false),
+        ("let id = Arc::clone(&id);", false),
+        ("let id: String = id.to_owned();", false),
+        ("let rest = id + 1;", false),
+        ("let other = id; other.save();", false),
+    ] {
+        let item =
+            format!("fn f(id: u64) -> impl Future<Output = R> {{ {before} async move {{ let id = 1; g(id) }} }}");
+        let expected = [
+            "`id` is not the argument where the limit is checked, in the async block: a `let` in front of it has the same name. Give that variable another name",
+        ];
+        check("\"a\", 1, Days, 1, key = id", &item, if is_other { &expected } else { &[] });
+        check("\"a\", 1, Days, 1, key = self.id", &item, &[]);
+    }
     let returns = "`blocking` is for a function that does its work itself, and this one returns a future: leave it out";
     for (item, expected) in [
         ("async fn f() {}", "`blocking` is for a function that is not async: leave it out, or write `fn`"),
