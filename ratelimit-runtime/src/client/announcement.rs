@@ -228,10 +228,16 @@ fn reset_of(number: f64, now: SystemTime) -> Duration {
     time.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// Seconds, or a date; one in the past is no wait.
+/// Seconds, or a date; one in the past is no wait. Some servers send a fraction, which no standard allows.
 fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+    }
+    if text.starts_with(|first: char| first.is_ascii_digit())
+        && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+        && let Ok(number) = text.parse()
+    {
+        return Some(seconds(number));
     }
     let date = httpdate::parse_http_date(text).ok()?;
     Some(date.duration_since(now).unwrap_or_default())
@@ -365,7 +371,10 @@ mod tests {
             ("1000000000000000000", Some(1_000_000_000_000_000_000)),
             ("100000000000000000000000000", Some(u64::MAX)),
             ("-1", None),
-            ("1.5", None),
+            ("30.5", Some(30)),
+            (".5", None),
+            ("1.2.3", None),
+            ("1e3", None),
             ("", None),
             ("soon", None),
         ] {
@@ -379,6 +388,7 @@ mod tests {
     fn a_refusal_is_a_429_or_a_503_that_says_when() {
         assert!(said(429, &[]).is_refusal);
         assert!(said(503, &[("Retry-After", "1")]).is_refusal);
+        assert!(said(503, &[("Retry-After", "0.5")]).is_refusal);
         assert!(!said(503, &[]).is_refusal && said(503, &[]).is_failure);
         assert!(!said(200, &[("Retry-After", "1")]).is_refusal);
     }

@@ -242,7 +242,7 @@ impl<B: MessageBody> MessageBody for LimitedBody<B> {
     }
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, B::Error>>> {
-        self.poll_part(|service| service.poll_next(context), |data| data, |data| Some(data), |_| false)
+        self.poll_part(|service| service.poll_next(context), |data| data, |data| Some(data), |_, _| false)
     }
 }
 

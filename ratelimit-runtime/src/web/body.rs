@@ -44,7 +44,7 @@ impl<B> LimitedBody<B> {
         poll: impl FnOnce(Pin<&mut B>) -> Poll<Option<Result<T, E>>>,
         part_of: impl FnOnce(Bytes) -> T,
         data_of: impl FnOnce(&T) -> Option<&Bytes>,
-        has_ended: impl FnOnce(&B) -> bool,
+        is_last: impl FnOnce(&T, &B) -> bool,
     ) -> Poll<Option<Result<T, E>>> {
         let mut body = self.project();
         let Some(mut service) = body.service.as_mut().as_pin_mut() else {
@@ -58,7 +58,12 @@ impl<B> LimitedBody<B> {
                 hold.add(data);
             }
             // A server does not ask for more after the last part.
-            if part.is_none() || !matches!(part, Some(Err(_))) && has_ended(&service) {
+            let has_ended = match part {
+                None => true,
+                Some(Ok(part)) => is_last(part, &service),
+                Some(Err(_)) => false,
+            };
+            if has_ended {
                 hold.end();
             }
         }
@@ -80,7 +85,8 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        self.poll_part(|service| service.poll_frame(context), Frame::data, Frame::data_ref, Body::is_end_stream)
+        let is_last = |frame: &Frame<Bytes>, service: &B| frame.is_trailers() || service.is_end_stream();
+        self.poll_part(|service| service.poll_frame(context), Frame::data, Frame::data_ref, is_last)
     }
 
     fn is_end_stream(&self) -> bool {

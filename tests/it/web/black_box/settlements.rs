@@ -235,3 +235,23 @@ fn a_limit_that_no_request_fits_is_refused_when_the_layer_is_made() {
     let _ = RateLimitLayer::new([tokens(101, by.clone()).cost(|_| 5), tokens(101, by.clone()).count(|_| 500)]);
     let _ = RateLimitLayer::new([tokens(101, by)]);
 }
+
+/// A server asks for nothing after the trailers, and drops the body.
+#[tokio::test]
+async fn a_body_has_ended_with_its_trailers() {
+    use http_body_util::BodyExt as _;
+    use tower::{Layer as _, ServiceExt as _};
+
+    let (layer, limiter, _clock) = timed([tokens(40, by_body())]).await;
+    let service = tower::service_fn(async |_: http::Request<()>| {
+        let parts = futures_util::stream::iter(["tokens=3;", "tokens=4;"].map(Ok::<_, std::io::Error>));
+        let trailers = async { Some(Ok(http::HeaderMap::new())) };
+        let body = axum::body::Body::new(axum::body::Body::from_stream(parts).with_trailers(trailers));
+        Ok::<_, std::io::Error>(http::Response::new(body))
+    });
+    let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+    let mut body = layer.layer(service).oneshot(request).await.unwrap().into_body();
+    while !body.frame().await.unwrap().unwrap().is_trailers() {}
+    drop(body); // as hyper does
+    assert_eq!(used(&limiter).await, 7);
+}
