@@ -93,7 +93,8 @@ impl Backend for Guard {
         let outcome = match result.unwrap_or_else(|| Err(NoOutcome::Failed(StoreError::late(guard.deadline)))) {
             Ok(outcome) => outcome,
             Err(NoOutcome::NotMade) => {
-                let left = guard.deadline.saturating_sub(taken().unwrap_or_default());
+                let taken = taken().or_else(|| ticket.waited()).unwrap_or_default();
+                let left = guard.deadline.saturating_sub(taken);
                 return Poll::Ready(Err(Undecided::NotMade { left }));
             }
             Err(NoOutcome::Failed(error)) => return Poll::Ready(Err(Undecided::Failed(error))),

@@ -164,6 +164,9 @@ fn unparsed(error: redis::RedisError) -> SetupError {
 }
 
 fn client(url: &str, certificates: &Certificates) -> Result<Client, SetupError> {
+    // In a query, `+` would be a space. It may stand in the password of a socket.
+    let escaped = url.split_once('?').map(|(before, query)| format!("{before}?{}", query.replace('+', "%2B")));
+    let url = escaped.as_deref().unwrap_or(url);
     let info: ConnectionInfo = url.into_connection_info().map_err(unparsed)?;
     let info = info.clone().set_tcp_settings(tcp_settings());
     // RESP3 reports a lost connection at once, even an idle one.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::runtime::Id;
+use tokio::{runtime::Id, time::Instant};
 
 use super::result::{BatchResult, CallerResult, EntryReply, SendError};
 use crate::{
@@ -24,6 +24,8 @@ pub(crate) struct BatchEntry {
     pub(super) consume: bool,
     slot: u16,
     tag: Option<QueryTag>,
+    /// The time of arrival of the first caller, if there is no tag, which tells it. `None` in model checks.
+    began: Option<Instant>,
     /// Runtime of the queue; `None` in model checks.
     pub(super) runtime: Option<Id>,
     callers: SpinMutex<EntryCallers>,
@@ -63,7 +65,8 @@ impl BatchEntry {
         caller: EntryCaller,
     ) -> Self {
         let callers = SpinMutex::new(EntryCallers { all: SmallVec::from([caller]), ..EntryCallers::default() });
-        Self { charges, consume, slot, tag, runtime, callers, result: OnceLock::new() }
+        let began = (tag.is_none() && runtime.is_some()).then(Instant::now);
+        Self { charges, consume, slot, tag, began, runtime, callers, result: OnceLock::new() }
     }
 
     /// Charge of an entry on one counter.
@@ -73,6 +76,10 @@ impl BatchEntry {
 
     pub(crate) fn tag(&self) -> Option<QueryTag> {
         self.tag
+    }
+
+    pub(super) fn began(&self) -> Option<Instant> {
+        self.began
     }
 
     pub(crate) fn slot(&self) -> u16 {

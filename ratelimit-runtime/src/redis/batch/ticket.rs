@@ -43,6 +43,11 @@ impl BatchTicket {
         self.entry.as_ref()?.tag()
     }
 
+    /// The time since the first caller of an entry without a tag arrived.
+    pub(crate) fn waited(&self) -> Option<Duration> {
+        self.entry.as_ref()?.began().map(|began| began.elapsed())
+    }
+
     /// Enforces the deadline of a caller that is polled on another runtime than the queue's.
     ///
     /// The queue's runtime may stand still, and with it the task that times callers out.

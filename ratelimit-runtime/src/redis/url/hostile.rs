@@ -5,6 +5,20 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use super::*;
 use crate::hostile::{mutated, try_all};
 
+#[cfg(unix)]
+#[test]
+fn a_plus_in_a_password_is_itself_in_every_form_of_url() {
+    for url in [
+        "redis://us+er:pass+word@localhost",
+        "redis+unix:///run/redis.sock?user=us+er&pass=pass+word",
+        "redis+unix:///run/redis.sock?user=us%2Ber&pass=pass%2Bword&db=1",
+    ] {
+        let Ok(RedisTopology::Single(ServerSource::Fixed(client))) = parse(url) else { panic!("{url}") };
+        let settings = client.get_connection_info().redis_settings();
+        assert_eq!((settings.username(), settings.password()), (Some("us+er"), Some("pass+word")), "{url}");
+    }
+}
+
 /// Each four letters of it occur in no message.
 const PASSWORD: &str = "XQZJKVWY";
 

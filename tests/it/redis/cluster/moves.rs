@@ -197,3 +197,34 @@ async fn the_replica_of_a_cluster_of_one_shard_is_found() {
     ask::<()>(cluster.node(1), "CLUSTER FAILOVER TAKEOVER");
     recovers(&limiter).await;
 }
+
+/// The entry that a call joined was made by one that may wait, and its charge is redirected.
+#[tokio::test]
+async fn a_redirected_call_ends_at_its_deadline_whatever_entry_it_joined() {
+    let ms = Duration::from_millis;
+    let cluster = RedisCluster::builder().replicas(0).proxied().start();
+    let limiter = with_deadline(&cluster, ms(2_000)).await;
+    let (rule, key) = (hourly(10, FIXED), fresh_key());
+    let slot = cluster.slot_of(name(&rule, key));
+    let from = cluster.primary_of_slot(slot);
+    let to = (from + 1) % 3;
+    let mut other = fresh_key();
+    while cluster.primary_of(name(&rule, other)) != from || cluster.slot_of(name(&rule, other)) == slot {
+        other = fresh_key();
+    }
+    limiter.acquire(&rule, other).await.unwrap(); // the connection is open
+    cluster.move_slot(slot, from, to);
+    cluster.proxy(from).set(Mode::Delay(ms(800)));
+    cluster.proxy(to).set(Mode::Stall);
+    let began = std::time::Instant::now();
+    let plain = async {
+        let _ = limiter.acquire(&rule, key).await;
+        began.elapsed()
+    };
+    let (_, _, took) = tokio::join!(
+        limiter.acquire(&rule, other),             // keeps the queue in use
+        limiter.acquire_within(&rule, key, ms(1)), // makes the entry
+        plain                                      // joins it
+    );
+    assert!(took < ms(3_000), "{took:?} with a deadline of two seconds");
+}
