@@ -4,6 +4,8 @@ mod store_error;
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "redis")]
+pub(crate) use self::store_error::Doubt;
 pub use self::store_error::StoreError;
 use crate::{
     Algorithm, Decision, Key, Rule,

@@ -12,11 +12,22 @@ pub struct StoreError {
     pub(crate) misconfigured: bool,
     /// Whether the store certainly did nothing.
     has_no_effect: bool,
-    /// Whether the server rejects the user or the password.
-    credentials: bool,
+    #[cfg(feature = "redis")]
+    doubt: Option<Doubt>,
     reason: Reason,
     /// The beginning of the outage, if it is one that continues.
     since: Option<Instant>,
+}
+
+/// The part of a mistake that is none if this server was used before: then the server has changed, and not the
+/// settings.
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// The server rejects the user or the password.
+    Credentials,
+    /// It does not reply as Redis does: another server may have its address.
+    Protocol,
 }
 
 /// Cheap to clone: every caller gets it during an outage.
@@ -39,7 +50,14 @@ impl StoreError {
     }
 
     fn new(misconfigured: bool, reason: Cow<'static, str>) -> Self {
-        Self { misconfigured, has_no_effect: false, credentials: false, reason: Reason::new(reason), since: None }
+        Self {
+            misconfigured,
+            has_no_effect: false,
+            #[cfg(feature = "redis")]
+            doubt: None,
+            reason: Reason::new(reason),
+            since: None,
+        }
     }
 
     /// The caller is on no tokio runtime, which a server needs.
@@ -74,17 +92,15 @@ impl StoreError {
         self.has_no_effect
     }
 
-    /// Marks the user or the password as rejected.
     #[cfg(feature = "redis")]
-    pub(crate) fn about_credentials(mut self) -> Self {
-        self.credentials = true;
+    pub(crate) fn with_doubt(mut self, doubt: Option<Doubt>) -> Self {
+        self.doubt = doubt;
         self
     }
 
-    /// Whether the server rejected the user or the password.
     #[cfg(feature = "redis")]
-    pub(crate) fn is_about_credentials(&self) -> bool {
-        self.credentials
+    pub(crate) fn doubt(&self) -> Option<Doubt> {
+        self.doubt
     }
 
     /// Turns it into an outage, for which the caller's failure policy applies.

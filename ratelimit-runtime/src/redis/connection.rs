@@ -107,7 +107,7 @@ impl<'a> Connection<'a> {
                 missed.answered(in_flight.at);
             }
         }
-        replies.map_err(|error| explain(&error).indeterminate())
+        replies.map_err(|error| pool.endpoint.rejected(explain(&error)).indeterminate())
     }
 }
 

@@ -14,7 +14,10 @@ use redis::{Client, aio::MultiplexedConnection};
 use tokio::time::timeout;
 
 use super::{backoff::first_limit, source::ServerSource};
-use crate::{failures::Failures, store::StoreError};
+use crate::{
+    error::{Doubt, StoreError},
+    failures::Failures,
+};
 
 /// Time limit for reading the server's settings, which only the log needs.
 const INSPECTION: Duration = Duration::from_millis(500);
@@ -64,12 +67,13 @@ impl Endpoint {
         }
     }
 
-    /// Turns an error about credentials that were accepted before into an outage, and logs it once.
+    /// Turns a mistake that is none if the credentials were accepted before into an outage. Logs rejected
+    /// credentials once.
     pub(super) fn rejected(&self, error: StoreError) -> StoreError {
-        if !error.is_about_credentials() || !self.credentials.were_accepted.load(Ordering::Acquire) {
+        let Some(doubt) = error.doubt().filter(|_| self.credentials.were_accepted.load(Ordering::Acquire)) else {
             return error;
-        }
-        if !self.credentials.are_rejected.swap(true, Ordering::AcqRel) {
+        };
+        if doubt == Doubt::Credentials && !self.credentials.are_rejected.swap(true, Ordering::AcqRel) {
             tracing::error!(
                 server = %self.source, reason = error.reason(),
                 "the server no longer accepts this limiter's credentials; calls follow their failure policy until it does"

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use crate::store::StoreError;
+use crate::error::{Doubt, StoreError};
 
 /// Turns a server's error into a [`StoreError`]; any other reply is returned.
 pub(super) fn answer(reply: Value) -> Result<Value, StoreError> {
@@ -79,7 +79,7 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ => "",
     };
     if error.kind() == ErrorKind::Parse {
-        return StoreError::misconfigured(other_protocol(error));
+        return StoreError::misconfigured(other_protocol(error)).with_doubt(Some(Doubt::Protocol));
     }
     let mut reason = match error.code() {
         // The server's own words, so that a search finds them.
@@ -109,8 +109,10 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ => true,
     };
     let explained = match error.kind() {
-        ErrorKind::AuthenticationFailed => StoreError::misconfigured(reason).about_credentials(),
-        _ if matches!(code, "WRONGPASS" | "NOAUTH") => StoreError::misconfigured(reason).about_credentials(),
+        ErrorKind::AuthenticationFailed => StoreError::misconfigured(reason).with_doubt(Some(Doubt::Credentials)),
+        _ if matches!(code, "WRONGPASS" | "NOAUTH") => {
+            StoreError::misconfigured(reason).with_doubt(Some(Doubt::Credentials))
+        }
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
     };

@@ -80,7 +80,7 @@ impl Sentinels {
         // The address may be outdated, and another server use it now.
         let mut misconfigured =
             chosen.is_some() || named.is_empty() && are_mostly_misconfigured(failed.iter().map(|(_, error)| error));
-        let mut credentials = failed.iter().any(|(_, error)| error.is_about_credentials());
+        let mut doubt = failed.iter().find_map(|(_, error)| error.doubt());
         if let Some(address) = chosen {
             let client = address.client(&self.template)?;
             let asked = async {
@@ -99,19 +99,17 @@ impl Sentinels {
                 }
                 Err(error) => {
                     misconfigured &= error.misconfigured;
-                    credentials |= error.is_about_credentials();
+                    doubt = doubt.or(error.doubt());
                     reasons.push(format!("{address} is named: {error}"));
                 }
             }
         }
         reasons.extend(failed.into_iter().map(|(address, error)| format!("{address}: {error}")));
         let reason = format!("no primary found for the service `{}`: {}", self.service, reasons.join("; "));
-        Err(if !misconfigured {
-            StoreError::unavailable(reason)
-        } else if credentials {
-            StoreError::misconfigured(reason).about_credentials()
+        Err(if misconfigured {
+            StoreError::misconfigured(reason).with_doubt(doubt)
         } else {
-            StoreError::misconfigured(reason)
+            StoreError::unavailable(reason)
         })
     }
 

@@ -1,13 +1,17 @@
 //! Mistakes in the setup: reported under every failure policy, and never with a password.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Cause, Key, Limiter, OnStoreError, Rule};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
 
 use super::POLICIES;
 use crate::support::servers::{SECRET, ask, keeps_the_secret, with_policy};
-use crate::support::{ALGORITHMS, FIXED, PATIENCE, fresh_key, hourly, limiter_on};
+use crate::support::{ALGORITHMS, FIXED, PATIENCE, eventually, fresh_key, hourly, limiter_on};
 
 /// The error is reported under each policy, by each operation.
 async fn is_loud(url: &str, rule: &Rule, key: u64) {
@@ -200,4 +204,28 @@ async fn impossible_settings_are_errors() {
         let error = Limiter::builder(url).lazy().build().await.expect_err(url).to_string();
         assert!(error.contains(says), "{url}: {error}");
     }
+}
+
+/// It was the right server before, so this is an outage.
+#[tokio::test]
+async fn another_server_at_the_address_of_one_that_was_used_is_an_outage() {
+    let mut server = RedisServer::start();
+    let limiter = with_policy(&server.url(), OnStoreError::Allow).await;
+    let rule = hourly(1_000_000, FIXED);
+    limiter.acquire(&rule, 1).await.unwrap();
+    server.kill();
+    let listener = TcpListener::bind(("127.0.0.1", server.port())).await.unwrap();
+    let tries = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&tries);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await.unwrap();
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    eventually("it has failed to connect more than once", async || {
+        limiter.acquire(&rule, 1).await.unwrap();
+        tries.load(Ordering::Relaxed) > 3
+    })
+    .await;
 }
