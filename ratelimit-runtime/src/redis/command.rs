@@ -122,6 +122,14 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// Empty for a command.
+    pub(super) fn entries(&self) -> &'a [SentEntry] {
+        match self {
+            Self::Command(_) => &[],
+            Self::Batch(entries) | Self::Repeat(entries) => entries,
+        }
+    }
+
     /// Splits a reply into one for each command or entry. All of them get an error.
     #[allow(clippy::cast_possible_truncation)] // Lua's numbers are whole, and below 2^53
     pub(super) fn parse(&self, reply: Value, replies: &mut Vec<EntryReply>) {

@@ -34,10 +34,13 @@ pub(super) async fn send(
         }
     }
     if !refused.is_empty() {
-        let (packets, places): (Vec<_>, Vec<_>) = refused.into_iter().unzip();
-        let replies = send_scripts(connection, &packets, callers, asking).await?;
-        let mut single = Vec::with_capacity(packets.len());
-        packets.iter().zip(replies).for_each(|(packet, reply)| packet.parse(reply, &mut single));
+        let (again, places): (Vec<_>, Vec<_>) = refused.into_iter().unzip();
+        // Others do not wait for this round trip, nor lose their reply with it.
+        let entries = packets.iter().flat_map(Packet::entries).zip(&entry_replies).enumerate();
+        entries.filter(|(at, _)| !places.contains(at)).for_each(|(_, (entry, reply))| entry.answer(reply.clone()));
+        let replies = send_scripts(connection, &again, callers, asking).await?;
+        let mut single = Vec::with_capacity(again.len());
+        again.iter().zip(replies).for_each(|(packet, reply)| packet.parse(reply, &mut single));
         places.into_iter().zip(single).for_each(|(at, reply)| entry_replies[at] = reply);
     }
     Ok(entry_replies)
@@ -54,6 +57,14 @@ async fn send_scripts(
     let is_unknown = |reply: &Value| is_error(reply, ServerErrorKind::NoScript);
     let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_unknown(&replies[at])).collect();
     if !unknown.is_empty() {
+        // As above.
+        for (at, (packet, reply)) in packets.iter().zip(&replies).enumerate() {
+            if !unknown.contains(&at) && !is_about_one(reply) {
+                let mut known = Vec::with_capacity(packet.len());
+                packet.parse(reply.clone(), &mut known);
+                packet.entries().iter().zip(known).for_each(|(entry, reply)| entry.answer(reply));
+            }
+        }
         // On the same connection: another server may lack the script too.
         let again = unknown.iter().map(|&at| &packets[at]);
         let again = send_once(connection, again, callers, false, asking).await?;

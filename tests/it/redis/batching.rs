@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use ratelimit_harness::{RedisCluster, RedisServer};
+use ratelimit_harness::{Mode, Proxy, RedisCluster, RedisServer};
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Rule};
 
 use crate::support::servers::script_calls;
-use crate::support::{ALGORITHMS, ALIGNED, By, FIXED, LOG, SLIDING};
+use crate::support::{ALGORITHMS, ALIGNED, BUCKET, By, FIXED, LOG, SLIDING};
 
 const PERIOD: Duration = Duration::from_secs(60);
 
@@ -301,4 +301,33 @@ async fn batching_can_be_turned_off() {
     let calls = join_all((0..100).map(|_| limiter.acquire(&rule, 1))).await;
     assert_eq!(calls.iter().filter(|call| call.is_ok()).count(), 49);
     assert_eq!(script_calls(&server) - before, 100);
+}
+
+/// Its reply is there after one round trip. Another packet needs two, which take longer than the deadline.
+#[tokio::test]
+async fn a_reply_does_not_wait_for_the_second_try_of_others() {
+    let server = RedisServer::start();
+    let rights = "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set \
+                  +setrange +incrby +decrby +del +pttl +pexpire +time";
+    server.command(&rights.split_whitespace().map(str::as_bytes).collect::<Vec<_>>());
+    let proxy = Proxy::start(server.port());
+    let url = proxy.url().replace("redis://", "redis://some:secret@");
+    let builder = Limiter::builder(&url).on_store_error(OnStoreError::Deny);
+    let limiter = builder.deadline(Duration::from_secs(2)).build().await.unwrap();
+    let (mine, theirs) = (rule("mine", 100, FIXED), rule("theirs", 100, FIXED));
+    let bucket = rule("mine", 100, BUCKET);
+    let round = async || {
+        let calls = [
+            limiter.acquire(&mine, 1), // alone; the others gather behind it
+            limiter.acquire(&mine, 2),
+            limiter.acquire(&theirs, 3),
+            limiter.acquire(&bucket, 4),
+        ];
+        join_all(calls).await.pop().unwrap()
+    };
+    for _ in 0..2 {
+        round().await.unwrap(); // the server knows the scripts
+    }
+    proxy.set(Mode::Delay(Duration::from_millis(600)));
+    round().await.expect("the server answered within the deadline");
 }

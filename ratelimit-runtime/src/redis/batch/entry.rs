@@ -236,10 +236,11 @@ impl SentEntry {
         self.entry.complete(BatchResult::Failure(error), mem::take(&mut self.gone));
     }
 
-    /// Ends the entry with the server's reply.
-    pub(crate) fn answer(mut self, reply: EntryReply) {
-        let result = BatchResult::parse(reply, self.entry.charge());
-        self.entry.complete(result, mem::take(&mut self.gone));
+    /// Ends the entry with the server's reply, unless it has ended.
+    pub(crate) fn answer(&self, reply: EntryReply) {
+        if self.entry.result.get().is_none() {
+            self.entry.complete(BatchResult::parse(reply, self.entry.charge()), self.gone.clone());
+        }
     }
 }
 

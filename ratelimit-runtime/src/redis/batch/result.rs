@@ -30,7 +30,7 @@ impl SendError {
 }
 
 /// A server's reply to one entry.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct EntryReply {
     pub(crate) reply: Value,
     /// Number of charges ahead of the entry's own, if the reply covers equal charges.
