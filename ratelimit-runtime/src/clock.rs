@@ -109,7 +109,8 @@ pub(crate) struct DecisionTime {
 }
 
 /// The time of decisions under a lock. It does not go back where the clocks of two processors
-/// differ, by less than a millisecond. A clock that was set back by more is followed.
+/// differ, by less than a millisecond. A clock that was set back by more is followed; the
+/// system's clock never is.
 pub(crate) struct LockedTime<'a> {
     pub(crate) clock: &'a Clock,
     /// The latest time of a decision under this lock.

@@ -15,7 +15,8 @@ use crate::{Algorithm, Rule};
 
 /// Denials of a counter with nothing remaining that stay true until `retry_after`.
 ///
-/// `AnyCost`: all costs have the same `retry_after` then. `CostOfOne`: a larger cost waits longer.
+/// `AnyCost`: all costs that do not fit have the same `retry_after`. Waiting callers rely on that, too.
+/// `CostOfOne`: a larger cost waits longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheableDenials {
     CostOfOne,

@@ -19,7 +19,7 @@ pub struct StoreError {
     since: Option<Instant>,
 }
 
-/// The part of a mistake that is none if this server was used before: then the server has changed, and not the
+/// A mistake that may be the server's. If the limiter was connected before, the server has changed, and not the
 /// settings.
 #[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

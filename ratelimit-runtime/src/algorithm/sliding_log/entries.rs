@@ -9,12 +9,13 @@ type LogEntry = (u64, u64);
 
 /// The entries that count, the oldest first. Three of them take no allocation.
 ///
-/// Unlike in a ring, few entries lie beside what else is stored of their counter. So a call waits for
-/// memory once.
+/// A few entries lie in the slot of the counter itself, so a call waits for memory once. A ring would lie
+/// elsewhere.
 #[derive(Debug, Default)]
 pub(super) struct LogEntries {
     stored: SmallVec<[LogEntry; 3]>,
-    /// The number of stored entries that no longer count. They are removed when the memory is full.
+        /// The number of stored entries that no longer count. They are removed when the list is full and they are at
+    /// least a quarter of it; with fewer of them, it grows.
     dropped: usize,
 }
 

@@ -8,8 +8,8 @@
 //! callers behind it: see [`Limiter::acquire_within`](crate::Limiter::acquire_within).
 //!
 //! Without room, one caller asks as soon as the wait of the latest refusal is over: a *probe*. It
-//! asks sooner if room may come sooner: another process may refund, or a hold may end. A caller
-//! whose cost does not fit yet blocks the callers behind it.
+//! asks sooner if room may come sooner: another process may refund, or a hold may end, or the refusal
+//! was of a larger cost than its own. A caller whose cost does not fit yet blocks the callers behind it.
 //!
 //! A caller of several counters waits for all of them at once. While another of its counters has no
 //! room, the caller is *parked* here. A parked caller blocks no other, and the queue skips it. It also

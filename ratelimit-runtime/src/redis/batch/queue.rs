@@ -25,9 +25,10 @@ use crate::{
 #[cfg(all(test, model_check))]
 mod model_check;
 
-/// Largest number of round trips in flight, but for one more for each [`MAX_ENTRIES`] waiting.
+/// Round trips in flight at most. Each time that [`MAX_ENTRIES`] entries wait, one more begins.
 const MAX_ROUND_TRIPS: u64 = if cfg!(all(test, model_check)) { 1 } else { 4 };
-/// Maximum number of entries of a round trip. `decide_batch` in `command.rs` counts them in one byte.
+/// Maximum number of entries of a round trip; fewer if their scripts take more than `MAX_STEPS`. `decide_batch` in
+/// `command.rs` counts them in one byte.
 const MAX_ENTRIES: usize = 64;
 const _: () = assert!(MAX_ENTRIES < 255);
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 16 };
