@@ -125,7 +125,8 @@ pub(crate) trait MemoryState: fmt::Debug {
     /// Time from which the state equals a fresh one and can be dropped.
     fn expires_at_ms(&self) -> u64;
 
-        /// Adjusts the state if the clock was set back since it was written. The system's clock never is: see `clock.rs`.
+        /// Adjusts the state if the clock was set back since it was written. The system's clock never is: see
+    /// `clock.rs`.
     fn correct_clock(&mut self, rule: &Rule, now_us: u64);
 
     /// Decides on a cost without charging it. May drop parts that have expired.
