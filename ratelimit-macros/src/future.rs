@@ -5,7 +5,7 @@ use quote::ToTokens;
 use syn::ext::IdentExt as _;
 use syn::{
     Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference, PatSlice, PatTuple, PatTupleStruct, PatType,
-    PathArguments, Stmt, Type, TypeParamBound,
+    PathArguments, Stmt, Type, TypeParamBound, UnOp,
 };
 
 /// The async block that a body ends in, also as an argument of `Box::pin`, or behind a method such
@@ -243,32 +243,71 @@ pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
 //     id
 pub(crate) fn rebound_names(statements: &[Stmt]) -> Vec<Ident> {
     let mut names = Vec::new();
-    for statement in statements.iter().rev().skip(1) {
-        if let Stmt::Local(local) = statement {
-            let mut bound = Vec::new();
-            bind(&local.pat, &mut bound);
-            let init = local.init.as_ref().map(|init| &*init.expr);
-            bound.retain(|name| !init.is_some_and(|init| is_copy_of(init, name)));
-            names.extend(bound);
+    if let Some((last, before)) = statements.split_last() {
+        for statement in before {
+            if let Stmt::Local(local) = statement {
+                rebind(&local.pat, local.init.as_ref().map(|init| &*init.expr), &mut names);
+            }
+        }
+        if let Stmt::Expr(last, _) = last {
+            rebind_within(last, &mut names);
         }
     }
     names
 }
 
-/// True for `name`, `&name`, `name.clone()`, `Arc::clone(&name)` and the like.
+/// Adds the names that blocks around the async block, such as those in `Box::pin({ .. })`, give to other values.
+fn rebind_within(expr: &Expr, names: &mut Vec<Ident>) {
+    match expr {
+        Expr::Block(block) => names.extend(rebound_names(&block.block.stmts)),
+        Expr::Group(group) => rebind_within(&group.expr, names),
+        Expr::Paren(paren) => rebind_within(&paren.expr, names),
+        Expr::Cast(cast) => rebind_within(&cast.expr, names),
+        Expr::Return(returned) => returned.expr.iter().for_each(|expr| rebind_within(expr, names)),
+        Expr::Call(call) => call.args.iter().for_each(|arg| rebind_within(arg, names)),
+        Expr::MethodCall(call) => rebind_within(&call.receiver, names),
+        _ => {}
+    }
+}
+
+/// Adds the names that a `let` gives to other values than their own.
+fn rebind(pat: &Pat, init: Option<&Expr>, names: &mut Vec<Ident>) {
+    match (pat, init) {
+        (Pat::Type(pat), _) => rebind(&pat.pat, init, names),
+        (Pat::Tuple(pat), Some(Expr::Tuple(init))) if pat.elems.len() == init.elems.len() => {
+            pat.elems.iter().zip(&init.elems).for_each(|(pat, init)| rebind(pat, Some(init), names));
+        }
+        _ => {
+            let mut bound = Vec::new();
+            bind(pat, &mut bound);
+            bound.retain(|name| !init.is_some_and(|init| is_copy_of(init, name)));
+            names.extend(bound);
+        }
+    }
+}
+
+/// True for `name`, `&name`, `*name`, `name.clone()`, `Arc::clone(&name)`, `Box::new(name)` and the like.
 fn is_copy_of(expr: &Expr, name: &Ident) -> bool {
     let is_one_of = |method: &Ident, all: &[&str]| all.iter().any(|one| method == one);
     match expr {
         Expr::Path(path) => path.path.is_ident(name),
         Expr::Reference(reference) => is_copy_of(&reference.expr, name),
+        Expr::Unary(unary) => matches!(unary.op, UnOp::Deref(_)) && is_copy_of(&unary.expr, name),
+        Expr::Paren(paren) => is_copy_of(&paren.expr, name),
+        Expr::Group(group) => is_copy_of(&group.expr, name),
         Expr::MethodCall(call) if call.args.is_empty() => {
             is_one_of(&call.method, &["clone", "into", "to_owned", "to_string", "to_vec"])
                 && is_copy_of(&call.receiver, name)
         }
         Expr::Call(call) if call.args.len() == 1 => {
             let Expr::Path(function) = &*call.func else { return false };
-            let last = function.path.segments.last();
-            last.is_some_and(|last| is_one_of(&last.ident, &["clone", "from"])) && is_copy_of(&call.args[0], name)
+            let mut path = function.path.segments.iter().rev().map(|segment| &segment.ident);
+            let keeps = match (path.next(), path.next()) {
+                (Some(last), Some(ty)) if last == "new" => is_one_of(ty, &["Arc", "Box", "Rc"]),
+                (Some(last), _) => is_one_of(last, &["clone", "from"]),
+                (None, _) => false,
+            };
+            keeps && is_copy_of(&call.args[0], name)
         }
         _ => false,
     }
@@ -300,7 +339,9 @@ pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
     for token in tokens {
         let found = match &token {
             TokenTree::Group(group) => find_name(group.stream(), names),
-            TokenTree::Ident(ident) if !after_dot && names.contains(&ident.unraw()) => Some(ident.clone()),
+            TokenTree::Ident(ident) if !after_dot && names.iter().any(|name| name.unraw() == ident.unraw()) => {
+                Some(ident.clone())
+            }
             _ => None,
         };
         if found.is_some() {

@@ -125,7 +125,7 @@ pub(crate) trait MemoryState: fmt::Debug {
     /// Time from which the state equals a fresh one and can be dropped.
     fn expires_at_ms(&self) -> u64;
 
-        /// Adjusts the state if the clock was set back since it was written. The system's clock never is: see
+    /// Adjusts the state if the clock was set back since it was written. The system's clock never is: see
     /// `clock.rs`.
     fn correct_clock(&mut self, rule: &Rule, now_us: u64);
 

@@ -73,7 +73,7 @@ impl DenialEntry {
     ///
     /// The store decided after `sent_us` and rounded its times up to a millisecond. So the entry
     /// ends one millisecond before `retry_after`, counted from `sent_us`: until then the store
-        /// would deny too. A ban ends after [`LONGEST_BAN_US`] at the latest.
+    /// would deny too. A ban ends after [`LONGEST_BAN_US`] at the latest.
     fn new(
         rule: &Rule,
         Denial { decision, wait_ms }: Denial,

@@ -67,7 +67,7 @@ impl Endpoint {
         }
     }
 
-        /// If this limiter was connected before, rejected credentials or a foreign protocol mean that the server has
+    /// If this limiter was connected before, rejected credentials or a foreign protocol mean that the server has
     /// changed: then the error becomes an outage. Logs rejected credentials once.
     pub(super) fn rejected(&self, error: StoreError) -> StoreError {
         let Some(doubt) = error.doubt().filter(|_| self.credentials.were_accepted.load(Ordering::Acquire)) else {
@@ -111,7 +111,7 @@ impl Endpoint {
 /// State of the user and password.
 #[derive(Debug)]
 pub(super) struct CredentialState {
-        /// A connection was opened: the credentials were right, and it was a Redis server. The nodes of a cluster share
+    /// A connection was opened: the credentials were right, and it was a Redis server. The nodes of a cluster share
     /// this: a node that joins later may be the first to reject them.
     were_accepted: Arc<AtomicBool>,
     /// They have been rejected since, and the log says so.

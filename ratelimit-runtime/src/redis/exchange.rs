@@ -57,7 +57,7 @@ async fn send_scripts(
     let is_unknown = |reply: &Value| is_error(reply, ServerErrorKind::NoScript);
     let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_unknown(&replies[at])).collect();
     if !unknown.is_empty() {
-                // The others do not wait for this round trip.
+        // The others do not wait for this round trip.
         for (at, (packet, reply)) in packets.iter().zip(&replies).enumerate() {
             if !unknown.contains(&at) && !is_about_one(reply) {
                 let mut known = Vec::with_capacity(packet.len());

@@ -50,7 +50,14 @@ fn unsupported_items() {
         ("let id = next();", true),
         ("let id = id / 100;", true),
         ("let (id, rest) = split(id);", true),
+        ("let (id, name) = (next(), name.clone());", true),
+        ("let id = Thing::new(id);", true),
+        ("let id = !id;", true),
         ("let id = id;", false),
+        ("let id = *id;", false),
+        ("let id = (id);", false),
+        ("let id = Arc::new(id);", false),
+        ("let (id, name) = (id.clone(), name.clone());", false),
         ("let id = id.clone();", false),
         ("let id = Arc::clone(&id);", false),
         ("let id: String = id.to_owned();", false),
@@ -64,6 +71,10 @@ fn unsupported_items() {
         ];
         check("\"a\", 1, Days, 1, key = id", &item, if is_other { &expected } else { &[] });
         check("\"a\", 1, Days, 1, key = self.id", &item, &[]);
+        if is_other {
+            let within = format!("fn f(id: u64) -> BoxFuture<R> {{ Box::pin({{ {before} async move {{ g(id) }} }}) }}");
+            check("\"a\", 1, Days, 1, key = id", &within, &expected);
+        }
     }
     let returns = "`blocking` is for a function that does its work itself, and this one returns a future: leave it out";
     for (item, expected) in [

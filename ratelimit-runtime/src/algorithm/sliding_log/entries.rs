@@ -14,7 +14,7 @@ type LogEntry = (u64, u64);
 #[derive(Debug, Default)]
 pub(super) struct LogEntries {
     stored: SmallVec<[LogEntry; 3]>,
-        /// The number of stored entries that no longer count. They are removed when the list is full and they are at
+    /// The number of stored entries that no longer count. They are removed when the list is full and they are at
     /// least a quarter of it; with fewer of them, it grows.
     dropped: usize,
 }

@@ -231,7 +231,7 @@ impl SentEntry {
         self.entry.oldest_ms()
     }
 
-        /// Ends the entry with an error, unless it has ended.
+    /// Ends the entry with an error, unless it has ended.
     pub(crate) fn fail(mut self, error: SendError) {
         self.entry.complete(BatchResult::Failure(error), mem::take(&mut self.gone));
     }
