@@ -542,12 +542,16 @@ impl Charges {
 /// One rule for a counter that two rules have.
 fn stricter(one: Rule, other: Rule) -> Rule {
     match (one.is_shadow(), other.is_shadow()) {
-        (false, true) => one,
-        (true, false) => other,
-        // The limit of a bucket is its burst: it may be the lower one, and be refilled faster.
-        _ if one.limit() <= other.limit() => one.with_count(one.count().min(other.count())),
-        _ => other.with_count(one.count().min(other.count())),
+        (false, true) => return one,
+        (true, false) => return other,
+        _ => {}
     }
+    let (lower, higher) = if one.limit() <= other.limit() { (one, other) } else { (other, one) };
+    // Of two that refuse the same calls, both bans apply. The refusals of a higher limit are not known.
+    let bans = lower.limit() == higher.limit() && lower.ban_ms() < higher.ban_ms() && lower.prefetch() <= 1;
+    let lower = if bans { lower.with_ban(higher.ban().unwrap_or_default()) } else { lower };
+    // The limit of a bucket is its burst: it may be the lower one, and be refilled faster.
+    lower.with_count(one.count().min(other.count()))
 }
 
 impl Charges {

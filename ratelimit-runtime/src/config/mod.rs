@@ -15,7 +15,7 @@
 //! shadow = true
 //!
 //! [rules.search.keys]         # only for these keys
-//! "4711" = { count = 1000, burst = 2000 }
+//! "4711" = { count = 1000, algorithm = "TokenBucket", burst = 2000 }
 //! "(eu,4712)" = { enabled = false }
 //! ```
 //!

@@ -242,3 +242,13 @@ fn each_kind_of_call_keeps_its_last_settings() {
     }
     assert_eq!((holds(&table, false), holds(&table, true)), (Some(50), Some(50)));
 }
+
+#[test]
+fn the_file_of_the_documentation_is_valid() {
+    let (_, rest) = include_str!("mod.rs").split_once("//! ```toml\n").unwrap();
+    let (example, _) = rest.split_once("//! ```").unwrap();
+    let table = table(&example.replace("//!", ""));
+    let search = &table.by_prefix["search"];
+    let of_key = search.keys["4711".as_bytes()].settings.apply(&Rule::new("search", 1, MINUTE));
+    assert_eq!((of_key.count(), of_key.limit()), (1000, 2000));
+}

@@ -309,6 +309,16 @@ impl AcquireRequest {
             }
             charges.push(charge);
         }
+        if is_moved {
+            // A lower limit that was merged may be all that a call takes by its time.
+            for charge in &mut *charges {
+                if let Some(hold) = charge.hold.as_mut().filter(|hold| hold.is_timed) {
+                    hold.exclusive |= charge.cost >= charge.rule.limit();
+                    charge.cost = charge.cost.min(charge.rule.limit().max(1));
+                    self.limit_wait(charge);
+                }
+            }
+        }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
                 if let Some(reason) = stands_alone(rule) {
@@ -415,7 +425,9 @@ impl AcquireRequest {
                     && matches!((key, &other.key), (RequestKey::Some(key), RequestKey::Some(other)) if key == other)
                     && other.cost_kind == CostKind::Fixed
             };
-            let costs = self.charges[..=at].iter().filter(is_same).map(|other| other.request.cost);
+            // One that the file merges into an earlier one costs nothing more.
+            let is_counted = |other: &usize| is_same(&&self.charges[*other]) && !self.is_merged_by_file(*other);
+            let costs = (0..=at).filter(is_counted).map(|other| self.charges[other].request.cost);
             if rule.is_shadow() && costs.fold(0, u64::saturating_add) > rule.limit() {
                 if is_first {
                     observe::refused_in_shadow(rule);

@@ -194,6 +194,38 @@ async fn a_call_that_takes_all_of_a_count_of_the_file_lets_others_wait() {
     with("[rules.item]\ncount = 500").await.scope(calls).await;
 }
 
+#[tokio::test]
+async fn of_two_times_that_the_file_makes_one_counter_others_wait_whatever_the_order() {
+    #[limit_request_per_time("item", 1, Hours, 10_000, key = 1, algorithm = SlidingLog, cost = Elapsed(max = "500ms"))]
+    #[limit_request_per_time("item", 1, Minutes, 500, key = 1, algorithm = SlidingLog, cost = Elapsed(max = "500ms"))]
+    async fn call() -> Result<(), RequestPerMinute> {
+        std::future::pending().await
+    }
+    let calls = async {
+        let mut first = Box::pin(call());
+        assert!((&mut first).now_or_never().is_none());
+        assert!(call().now_or_never().is_none(), "it waits for its turn");
+    };
+    with("[rules.item]\nttl = 1\nunit = \"Minutes\"").await.scope(calls).await;
+}
+
+#[tokio::test]
+async fn of_two_limits_that_the_file_makes_equal_one_with_a_ban_bans_whatever_the_order() {
+    let rules = Rules::parse("[rules.item]\ncount = 2\nttl = 1\nunit = \"Minutes\"").unwrap();
+    let (limiters, _server) = both(&rules).await;
+    let plain = Rule::new("item", 5, MINUTE / 60);
+    let bans = Rule::new("item", 100, 60 * MINUTE).with_ban(10 * MINUTE);
+    for limiter in limiters {
+        for (key, order) in (0_u64..).zip([[&bans, &plain], [&plain, &bans]]) {
+            let call = || limiter.acquire_all(&order.map(|rule| (rule, Key::new(key), 1)));
+            for _ in 0..2 {
+                call().await.unwrap();
+            }
+            assert_eq!(call().await.unwrap_err().cause(), Cause::Banned, "{order:?}");
+        }
+    }
+}
+
 /// Headers name the rule that was charged, and no rule that is switched off.
 #[tokio::test]
 async fn headers_of_a_layer_report_the_rule_in_force() {

@@ -299,6 +299,19 @@ async fn the_number_of_decisions_a_batch_is_a_metric() {
     assert!(seen["store_round_trips_total"] < 100, "{seen:?}");
 }
 
+/// By the code they are two counters. The file makes them one, which a call is charged once.
+#[tokio::test]
+async fn shadow_rules_that_the_file_makes_one_refuse_no_call_within_their_limit() {
+    let recorder = Recorder::install();
+    let rules = ratelimit_runtime::config::Rules::parse("[rules.item]\ncount = 5\nunit = \"Minutes\"\nshadow = true");
+    let limiter = Limiter::builder("memory://").rules(rules.unwrap()).build().await.unwrap();
+    let (second, hour) = (Rule::new("item", 5, MINUTE / 60), Rule::new("item", 100, 60 * MINUTE));
+    limiter.acquire_all(&[(&second, Key::new(1), 3), (&hour, Key::new(1), 3)]).await.unwrap();
+    let seen = recorder.take();
+    assert_eq!(seen.get("decisions_total rule=item outcome=shadow_refused"), None);
+    assert_eq!(seen.get("decisions_total rule=item outcome=admitted"), Some(&1));
+}
+
 /// Calls refused by another rule are in the counts of the shadow rule too, so that the two can be
 /// compared.
 #[tokio::test]
