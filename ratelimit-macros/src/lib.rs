@@ -166,8 +166,8 @@ use crate::kind::AttributeKind;
 /// The expression of `Return` can use the function's arguments and `.await`. The variable `refused`
 /// holds the `RequestPerMinute`. The value is returned for every refusal, also if a key is missing,
 /// or if the store failed and `on_store_error` does not admit the call. `refused.cause()` tells them
-/// apart. Beside a limit of the other kind (per time, or at once) without `Return`, the value is returned only
-/// for calls over its own limit. An invalid rule or a misconfigured server is still an `ERROR` in the log.
+/// apart. If the function also has a limit of the other attribute without `Return`, the value is returned
+/// only when this attribute's limit refuses. An invalid rule or a misconfigured server is still an `ERROR` in the log.
 ///
 /// # Algorithms
 ///
@@ -320,7 +320,7 @@ use crate::kind::AttributeKind;
 ///   generate inside the block are not limited.
 /// - With `blocking`, a function that is [not async](#functions-that-are-not-async).
 ///
-/// Any other item is a compile error; the attribute is never ignored. Next to other attributes:
+/// Any other item is a compile error; the attribute is never ignored. Where it stands next to other attributes:
 ///
 /// - `#[async_trait]`: above or below it, and on its methods. Once it has expanded, the parts of a
 ///   destructured argument, `(a, b): (u64, u64)`, have no value yet when the limit is checked. Name
@@ -379,9 +379,10 @@ use crate::kind::AttributeKind;
 /// `limit_concurrent_requests` share another.
 ///
 /// Limits with the same prefix, key, algorithm and period have one counter, which a call would be
-/// charged for twice. That is a compile error where the attributes are equal word by word. If the
-/// keys turn out equal only in a call, the call is charged twice if all numbers of the limits are equal,
-/// too. With different numbers, or a `Settled` cost, the call is refused as `Cause::Misconfigured`. (In
+/// charged for twice. That is a compile error where the attributes are equal word by word. Two
+/// limits whose keys differ in the code may have equal keys in a call, such as sender and receiver. If their
+/// numbers are equal, the counter is charged for both. With different numbers, or a `Settled` cost, the call is
+/// refused as `Cause::Misconfigured`. (In
 /// `Limiter::acquire_all`, such charges add up, and the lower limit applies.)
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,

@@ -4,7 +4,7 @@
 //!
 //! ```toml
 //! [rules.item]                # the rule with the prefix `item`
-//! count = 500                 # settings that are missing stay as in the code
+//! count = 500                 # settings that are missing stay as in the code: see below
 //!
 //! [rules.search]
 //! count = 100
@@ -58,7 +58,7 @@
 //! |---|---|---|
 //! | `enabled` | `true` or `false` | `false`: the rule neither refuses nor counts any call; those that wait run |
 //! | `count` | at least 1 | acts on the next call; earlier calls still count |
-//! | `ttl` | at least 1, by default 1 | the period, in `unit`s. A change makes new counters, see below |
+//! | `ttl` | at least 1; 1 if only `unit` is given | the period, in `unit`s. A change makes new counters, see below |
 //! | `unit` | `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"`, `"Days"` | the unit of `ttl` |
 //! | `algorithm` | an [`Algorithm`](crate::Algorithm), not `Concurrent` | a change makes new counters, see below |
 //! | `align` | `true` or `false` (default) | option of `FixedWindow` |
@@ -104,15 +104,16 @@
 //! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with a warning in the log: a
 //!   banned caller should not wait. Calls with a rule of [`Rules::rule`] are refused as misconfigured.
 //! - **Two limits of a function with one prefix** both get the settings. If these give them the same algorithm
-//!   and period, they become one limit, the lower of the two, and a call is charged once (with equal costs). Give
-//!   stacked limits different prefixes.
+//!   and period, they become one limit, the lower of the two. With equal costs a call is charged once, otherwise
+//!   the costs add up. Give stacked limits different prefixes.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
 //!   warning with the prefixes that no call has used within a minute. A misspelt key below `keys` is not
 //!   noticed: any key may come.
 //!
 //! # Environment
 //!
-//! The variable `RATELIMIT_RULES` overrides the file. It has the content of a table `[rules]`, for example
+//! The variable `RATELIMIT_RULES` overrides the file; but the file's settings of a key still override those of
+//! its rule. It has the content of a table `[rules]`, for example
 //! `RATELIMIT_RULES='item.count = 50'`. [`Rules::watch`] and [`Rules::watch_beside`] read it once, and
 //! [`Rules::parse`] does not.
 
