@@ -11,9 +11,16 @@ use syn::{
 /// The async block that a body ends in, also as an argument of `Box::pin`, or behind a method such
 /// as `.boxed()`.
 pub(crate) fn tail(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
-    match statements.last_mut()? {
-        Stmt::Expr(expr, None) => future_of(expr),
-        Stmt::Expr(Expr::Return(returned), _) => future_of(returned.expr.as_mut()?),
+    tail_behind(statements, &mut |_| {})
+}
+
+/// [`tail`]. Calls `see` with the statements in front of it, those of each block around it.
+fn tail_behind<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt])) -> Option<&'a mut ExprAsync> {
+    let (last, front) = statements.split_last_mut()?;
+    see(front);
+    match last {
+        Stmt::Expr(expr, None) => future_of(expr, see),
+        Stmt::Expr(Expr::Return(returned), _) => future_of(returned.expr.as_mut()?, see),
         _ => None,
     }
 }
@@ -32,14 +39,14 @@ const SAME_OUTPUT: [&str; 8] = [
     "in_span",
 ];
 
-fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
+fn future_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Option<&'a mut ExprAsync> {
     match expr {
         Expr::Async(block) => Some(block),
-        Expr::Group(group) => future_of(&mut group.expr),
-        Expr::Paren(paren) => future_of(&mut paren.expr),
-        Expr::Cast(cast) => future_of(&mut cast.expr),
-        Expr::Return(returned) => future_of(returned.expr.as_mut()?),
-        Expr::Block(block) if block.label.is_none() => tail(&mut block.block.stmts),
+        Expr::Group(group) => future_of(&mut group.expr, see),
+        Expr::Paren(paren) => future_of(&mut paren.expr, see),
+        Expr::Cast(cast) => future_of(&mut cast.expr, see),
+        Expr::Return(returned) => future_of(returned.expr.as_mut()?, see),
+        Expr::Block(block) if block.label.is_none() => tail_behind(&mut block.block.stmts, see),
         // `Box::pin(..)`, `Pin::from(Box::new(..))`
         Expr::Call(call) if call.args.len() == 1 => match &*call.func {
             Expr::Path(path)
@@ -49,11 +56,13 @@ fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
                     .last()
                     .is_some_and(|last| ["pin", "from", "new"].iter().any(|name| last.ident == name)) =>
             {
-                future_of(call.args.first_mut()?)
+                future_of(call.args.first_mut()?, see)
             }
             _ => None,
         },
-        Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => future_of(&mut call.receiver),
+        Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => {
+            future_of(&mut call.receiver, see)
+        }
         _ => None,
     }
 }
@@ -241,33 +250,16 @@ pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
 //     let id = next(); let name = name.clone(); async move { .. }
 // Output:
 //     id
-pub(crate) fn rebound_names(statements: &[Stmt]) -> Vec<Ident> {
+pub(crate) fn rebound_names(statements: &mut [Stmt]) -> Vec<Ident> {
     let mut names = Vec::new();
-    if let Some((last, before)) = statements.split_last() {
-        for statement in before {
+    tail_behind(statements, &mut |front| {
+        for statement in front {
             if let Stmt::Local(local) = statement {
                 rebind(&local.pat, local.init.as_ref().map(|init| &*init.expr), &mut names);
             }
         }
-        if let Stmt::Expr(last, _) = last {
-            rebind_within(last, &mut names);
-        }
-    }
+    });
     names
-}
-
-/// Adds the names that blocks around the async block, such as those in `Box::pin({ .. })`, give to other values.
-fn rebind_within(expr: &Expr, names: &mut Vec<Ident>) {
-    match expr {
-        Expr::Block(block) => names.extend(rebound_names(&block.block.stmts)),
-        Expr::Group(group) => rebind_within(&group.expr, names),
-        Expr::Paren(paren) => rebind_within(&paren.expr, names),
-        Expr::Cast(cast) => rebind_within(&cast.expr, names),
-        Expr::Return(returned) => returned.expr.iter().for_each(|expr| rebind_within(expr, names)),
-        Expr::Call(call) => call.args.iter().for_each(|arg| rebind_within(arg, names)),
-        Expr::MethodCall(call) => rebind_within(&call.receiver, names),
-        _ => {}
-    }
 }
 
 /// Adds the names that a `let` gives to other values than their own.
