@@ -23,9 +23,7 @@ pub(super) async fn send(
     let mut refused = Vec::new();
     for (packet, reply) in packets.iter().zip(replies) {
         match packet {
-            // The server ran none of them because of one counter: this user may not use it, or its
-            // slot is moving. After MOVED, all of them have failed alike.
-            Packet::Batch(entries) if entries.len() > 1 && is_about_one(&reply) => {
+            Packet::Batch(entries) if is_split(packet, &reply) => {
                 let first = entry_replies.len();
                 refused.extend(entries.chunks(1).zip(first..).map(|(entry, at)| (Packet::of(entry), at)));
                 packet.parse(reply, &mut entry_replies);
@@ -59,7 +57,7 @@ async fn send_scripts(
     if !unknown.is_empty() {
         // The others do not wait for this round trip.
         for (at, (packet, reply)) in packets.iter().zip(&replies).enumerate() {
-            if !unknown.contains(&at) && !is_about_one(reply) {
+            if !unknown.contains(&at) && !is_split(packet, reply) {
                 let mut known = Vec::with_capacity(packet.len());
                 packet.parse(reply.clone(), &mut known);
                 packet.entries().iter().zip(known).for_each(|(entry, reply)| entry.answer(reply));
@@ -103,9 +101,11 @@ fn asked_reply(asked: Value, reply: Value) -> Value {
     }
 }
 
-/// An error about one key of a command, which has not run.
-fn is_about_one(reply: &Value) -> bool {
-    [ServerErrorKind::NoPerm, ServerErrorKind::Ask, ServerErrorKind::TryAgain].iter().any(|kind| is_error(reply, *kind))
+/// True if each entry is sent once more by itself. The server ran none of them because of one counter: this user
+/// may not use it, or its slot is moving. After MOVED, all of them have failed alike.
+fn is_split(packet: &Packet<'_>, reply: &Value) -> bool {
+    let about_one = [ServerErrorKind::NoPerm, ServerErrorKind::Ask, ServerErrorKind::TryAgain];
+    matches!(packet, Packet::Batch([_, _, ..])) && about_one.iter().any(|kind| is_error(reply, *kind))
 }
 
 fn is_error(reply: &Value, kind: ServerErrorKind) -> bool {

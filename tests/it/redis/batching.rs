@@ -303,9 +303,8 @@ async fn batching_can_be_turned_off() {
     assert_eq!(script_calls(&server) - before, 100);
 }
 
-/// Its reply is there after one round trip. Another packet needs two, which take longer than the deadline.
-#[tokio::test]
-async fn a_reply_does_not_wait_for_the_second_try_of_others() {
+/// A server with a user who may use the counters of the prefix `mine` only, and a limiter behind a proxy.
+async fn with_few_rights() -> (Limiter, Proxy, RedisServer) {
     let server = RedisServer::start();
     let rights = "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set \
                   +setrange +incrby +decrby +del +pttl +pexpire +time";
@@ -313,7 +312,13 @@ async fn a_reply_does_not_wait_for_the_second_try_of_others() {
     let proxy = Proxy::start(server.port());
     let url = proxy.url().replace("redis://", "redis://some:secret@");
     let builder = Limiter::builder(&url).on_store_error(OnStoreError::Deny);
-    let limiter = builder.deadline(Duration::from_secs(2)).build().await.unwrap();
+    (builder.deadline(Duration::from_secs(2)).build().await.unwrap(), proxy, server)
+}
+
+/// Its reply is there after one round trip. Another packet needs two, which take longer than the deadline.
+#[tokio::test]
+async fn a_reply_does_not_wait_for_the_second_try_of_others() {
+    let (limiter, proxy, _server) = with_few_rights().await;
     let (mine, theirs) = (rule("mine", 100, FIXED), rule("theirs", 100, FIXED));
     let bucket = rule("mine", 100, BUCKET);
     let round = async || {
@@ -330,4 +335,17 @@ async fn a_reply_does_not_wait_for_the_second_try_of_others() {
     }
     proxy.set(Mode::Delay(Duration::from_millis(600)));
     round().await.expect("the server answered within the deadline");
+}
+
+/// The server lacks the script of another packet, whose second try takes longer than the deadline.
+#[tokio::test]
+async fn an_error_reply_does_not_wait_for_a_script_that_the_server_lacks() {
+    let (limiter, proxy, _server) = with_few_rights().await;
+    let (mine, theirs) = (rule("mine", 100, FIXED), rule("theirs", 100, FIXED));
+    limiter.acquire(&mine, 1).await.unwrap();
+    proxy.set(Mode::Delay(Duration::from_millis(600)));
+    let bucket = rule("mine", 100, BUCKET);
+    let calls = [limiter.acquire(&mine, 1), limiter.acquire(&theirs, 2), limiter.acquire(&bucket, 3)];
+    let causes = join_all(calls).await.into_iter().map(|answer| answer.err().map(|refused| refused.cause()));
+    assert!(causes.eq([None, Some(Cause::Misconfigured), Some(Cause::Unavailable)]));
 }
