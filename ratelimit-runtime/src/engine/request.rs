@@ -292,7 +292,6 @@ impl AcquireRequest {
             if request.is_settled_later() && cost > 0 {
                 self.settle_later(request, &mut charge)?;
             }
-            self.limit_wait(&mut charge);
             has_cost_to_settle |= charge.has_cost_to_settle();
             if has_cost_to_settle
                 && let Some(other) = charges.iter().find(|other| other.counter == charge.counter)
@@ -309,15 +308,13 @@ impl AcquireRequest {
             }
             charges.push(charge);
         }
-        if is_moved {
-            // A lower limit that was merged may be all that a call takes by its time.
-            for charge in &mut *charges {
-                if let Some(hold) = charge.hold.as_mut().filter(|hold| hold.is_timed) {
-                    hold.exclusive |= charge.cost >= charge.rule.limit();
-                    charge.cost = charge.cost.min(charge.rule.limit().max(1));
-                    self.limit_wait(charge);
-                }
+        // By the rules as they are merged.
+        for charge in &mut *charges {
+            if let Some(hold) = charge.hold.as_mut().filter(|hold| hold.is_timed) {
+                hold.exclusive = charge.cost >= charge.rule.limit();
+                charge.cost = charge.cost.min(charge.rule.limit().max(1)); // not 0, so that a limit of 0 refuses the call
             }
+            self.limit_wait(charge);
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
@@ -384,11 +381,7 @@ impl AcquireRequest {
         }
         let is_kept = self.engine.memory().is_some();
         let hold = if is_kept { Hold::kept(lease) } else { Hold::new(lease) };
-        let exclusive = is_timed && cost >= rule.limit();
-        charge.hold = Some(Hold { allow_partial: is_timed, exclusive, is_timed, ..hold });
-        if is_timed {
-            charge.cost = cost.min(rule.limit().max(1)); // not 0, so that a limit of 0 refuses the call
-        }
+        charge.hold = Some(Hold { allow_partial: is_timed, is_timed, ..hold });
         Ok(())
     }
 

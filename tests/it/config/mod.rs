@@ -179,6 +179,16 @@ async fn of_two_limits_that_the_file_makes_one_counter_the_lower_enforced_one_ap
     }
 }
 
+/// A second call waits while the first one runs, with these rules in a file.
+async fn waits_for_the_first<F: Future>(rules: &str, call: impl Fn() -> F) {
+    let calls = async {
+        let mut first = Box::pin(call());
+        assert!((&mut first).now_or_never().is_none());
+        assert!(call().now_or_never().is_none(), "it waits for its turn");
+    };
+    with(rules).await.scope(calls).await;
+}
+
 /// As with this count in the code.
 #[tokio::test]
 async fn a_call_that_takes_all_of_a_count_of_the_file_lets_others_wait() {
@@ -186,12 +196,7 @@ async fn a_call_that_takes_all_of_a_count_of_the_file_lets_others_wait() {
     async fn call() -> Result<(), RequestPerMinute> {
         std::future::pending().await
     }
-    let calls = async {
-        let mut first = Box::pin(call());
-        assert!((&mut first).now_or_never().is_none());
-        assert!(call().now_or_never().is_none(), "it waits for its turn");
-    };
-    with("[rules.item]\ncount = 500").await.scope(calls).await;
+    waits_for_the_first("[rules.item]\ncount = 500", call).await;
 }
 
 #[tokio::test]
@@ -201,12 +206,7 @@ async fn of_two_times_that_the_file_makes_one_counter_others_wait_whatever_the_o
     async fn call() -> Result<(), RequestPerMinute> {
         std::future::pending().await
     }
-    let calls = async {
-        let mut first = Box::pin(call());
-        assert!((&mut first).now_or_never().is_none());
-        assert!(call().now_or_never().is_none(), "it waits for its turn");
-    };
-    with("[rules.item]\nttl = 1\nunit = \"Minutes\"").await.scope(calls).await;
+    waits_for_the_first("[rules.item]\nttl = 1\nunit = \"Minutes\"", call).await;
 }
 
 #[tokio::test]

@@ -79,9 +79,8 @@ const LARGEST_SHARE: u32 = 4 * WHOLE;
 /// The room that a queue leaves for the next caller.
 pub(super) struct RoomLeft {
     pub(super) room: u64,
-    pub(super) may_probe: bool,
-    /// See [`WaitQueue::unknown_below`].
-    pub(super) unknown_below: u64,
+    /// See [`WaitQueue::probes_below`].
+    pub(super) probes_below: u64,
     /// The room before any caller took a part.
     pub(super) known: u64,
     pub(super) limit: u64,
@@ -92,13 +91,12 @@ pub(super) struct RoomLeft {
 impl RoomLeft {
     pub(super) fn fits(&self, cost: u64) -> bool {
         let fits_beside = || self.known == 0 && self.reserved.saturating_add(cost) <= self.limit;
-        let may_probe = self.may_probe || cost < self.unknown_below;
-        cost <= self.room || may_probe && (self.reservations == 0 || fits_beside())
+        cost <= self.room || cost < self.probes_below && (self.reservations == 0 || fits_beside())
     }
 
     pub(super) fn take(&mut self, most: u64) {
         self.room = self.room.saturating_sub(most);
-        (self.may_probe, self.unknown_below) = (false, 0);
+        self.probes_below = 0;
     }
 
     pub(super) fn reserve(&mut self, cost: u64) {
@@ -215,17 +213,15 @@ impl WaitQueue {
     }
 
     pub(super) fn room_left(&self, now: Duration, round_trip: Option<Duration>) -> RoomLeft {
-        let (room, may_probe) = (self.room(now, round_trip), self.may_probe(now));
-        let unknown_below = if self.askers == 0 { self.unknown_below() } else { 0 };
-        RoomLeft { room, may_probe, unknown_below, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
+        let (room, probes_below) = (self.room(now, round_trip), self.probes_below(now));
+        RoomLeft { room, probes_below, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
     }
 
     /// True if a caller has to wait here, for room or for the first caller, who may need more.
     pub(super) fn has_no_room_for(&self, ticket: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> bool {
         let first = self.waiting.first_key_value().filter(|(first, _)| **first < ticket);
         let needed = first.map_or(0, |(_, cost)| *cost).max(cost);
-        let may_ask = self.may_probe(now) || self.askers == 0 && needed < self.unknown_below();
-        needed > self.room(now, round_trip) && !may_ask
+        needed > self.room(now, round_trip) && needed >= self.probes_below(now)
     }
 
     /// The time until a cost has room, if others take none. It is one period, or several if a burst
@@ -235,8 +231,13 @@ impl WaitQueue {
         self.rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
     }
 
-    pub(super) fn may_probe(&self, now: Duration) -> bool {
-        self.askers == 0 && now >= self.probe_at
+    /// A caller whose cost is below this may ask without room: a probe.
+    fn probes_below(&self, now: Duration) -> u64 {
+        match self.askers {
+            0 if now >= self.probe_at => u64::MAX,
+            0 => self.unknown_below(),
+            _ => 0,
+        }
     }
 
     /// The latest refusal tells nothing about costs below this one: they may fit earlier. In a fixed window, all
@@ -256,7 +257,7 @@ impl WaitQueue {
     /// The earliest time when a cost fits behind others.
     pub(super) fn turn_at(&self, ahead: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> Duration {
         let (needed, room) = (ahead.saturating_add(cost), self.room(now, round_trip));
-        if needed <= room || self.may_probe(now) || needed < self.unknown_below() {
+        if needed <= room || needed < self.probes_below(now).max(self.unknown_below()) {
             return now;
         }
         let is_known_to_be_full = self.ready_at > Duration::ZERO;
