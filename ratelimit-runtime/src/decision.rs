@@ -130,6 +130,7 @@ impl fmt::Debug for ReadableNumber {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) remaining: u64,
+    /// 0 in a denial without a round trip: no refusal shows it, and it takes a division.
     pub(crate) reset_after_ms: u64,
     /// `u64::MAX` if the cost was charged. With [`BANNED`] if the counter is banned.
     pub(crate) retry_after_ms: u64,
@@ -145,6 +146,12 @@ impl Outcome {
     pub(crate) fn new(decision: Decision, receipt: [u64; 2]) -> Self {
         let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;
         Self { remaining, reset_after_ms, retry_after_ms, receipt }
+    }
+
+    /// The outcome of a cost that is denied without a round trip.
+    #[inline]
+    pub(crate) fn denied(remaining: u64, retry_after_ms: u64) -> Self {
+        Self { remaining, retry_after_ms, ..Self::NONE }
     }
 
     #[inline]

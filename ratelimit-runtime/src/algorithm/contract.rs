@@ -161,8 +161,8 @@ pub(crate) trait MemoryState: fmt::Debug {
     fn unban(&mut self, _now_us: u64) {}
 
     /// Charges a cost of at least 1 that is not settled later, in the most frequent case. Returns the
-    /// outcome that [`charge`] would return. A denial may have any receipt. A slot that comes later, for which
-    /// the caller has to sleep, and a place are only denied.
+    /// outcome that [`charge`] would return; of a denial, see [`Outcome::denied`]. A slot that comes later, for
+    /// which the caller has to sleep, and a place are only denied.
     ///
     /// `None` in all other cases. Then nothing has changed but parts that have expired. It never
     /// makes the state expire sooner.

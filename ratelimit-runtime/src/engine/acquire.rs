@@ -156,7 +156,7 @@ impl Acquire {
                 Attempt::Decided if outcome.fits() => {
                     if let Some(engine) = place.take() {
                         if rule.is_concurrent() {
-                            let permit = Permit::of_place(engine, id, rule, *cost, &outcome);
+                            let permit = Permit::of_place(engine, id, rule, *cost, outcome);
                             observe::admitted(rule, outcome.remaining);
                             return Poll::Ready(Ok(permit));
                         }
@@ -168,7 +168,7 @@ impl Acquire {
                 }
                 Attempt::Decided => {
                     if let Some(engine) = place.take() {
-                        return Poll::Ready(Err(exceeded(&engine, rule, key, *cost, &outcome)));
+                        return exceeded(&engine, rule, key, *cost, &outcome);
                     }
                 }
                 Attempt::Pending if ticket.is_some() => {
@@ -196,7 +196,7 @@ impl Acquire {
                 let applied = if engine.settings().rules_may_differ() { receipt.rule_and_cost() } else { None };
                 let rule = applied.as_ref().map_or(&self.rule, |(rule, _)| rule);
                 if !outcome.fits() {
-                    return Poll::Ready(Err(exceeded(&engine, rule, key.or_none(), self.cost, &outcome)));
+                    return exceeded(&engine, rule, key.or_none(), self.cost, &outcome);
                 }
                 engine.record_success();
                 observe::admitted(rule, outcome.remaining);

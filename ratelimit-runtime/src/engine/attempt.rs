@@ -1,5 +1,7 @@
 //! Attempts to charge at once, without a list of charges and the future of a store.
 
+use std::task::Poll;
+
 use smallvec::SmallVec;
 
 use super::{
@@ -77,13 +79,29 @@ fn try_acquire_rule(
     }
 }
 
-/// The refusal of a denied charge, after it was recorded.
+/// The result of a call whose charge was denied, after it was recorded.
 #[inline(always)]
-#[allow(clippy::inline_always)] // a refusal that is returned by a function is copied
-pub(super) fn exceeded(engine: &Engine, rule: &Rule, key: &Key, cost: u64, outcome: &Outcome) -> RequestPerMinute {
-    let mut refused = RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
-    record(engine, &mut refused, key);
-    refused
+#[allow(clippy::inline_always)] // so that the refusal is made in its place: a copy takes long
+pub(super) fn exceeded<T>(
+    engine: &Engine,
+    rule: &Rule,
+    key: &Key,
+    cost: u64,
+    outcome: &Outcome,
+) -> Poll<Result<T, RequestPerMinute>> {
+    if observe::records_refusals() {
+        record_exceeded(rule, cost, outcome.remaining, outcome.retry_after_ms);
+    }
+    if engine.settings().names_keys {
+        return Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit())).with_key(key)));
+    }
+    Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()))))
+}
+
+#[inline(never)]
+fn record_exceeded(rule: &Rule, cost: u64, remaining: u64, retry_after_ms: u64) {
+    let decision = Outcome::denied(remaining, retry_after_ms).decision(rule.limit());
+    observe::refused(&RequestPerMinute::exceeded(rule, cost, &decision));
 }
 
 #[inline]

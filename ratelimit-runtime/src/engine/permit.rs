@@ -131,9 +131,9 @@ impl Permit {
 
     /// For a place of a memory store. Dropping the permit frees it.
     #[inline(never)] // the code of other calls stays short
-    pub(super) fn of_place(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: &Outcome) -> Self {
+    pub(super) fn of_place(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: Outcome) -> Self {
         let receipt = CounterReceipt::new(id, rule, cost, outcome.receipt);
-        Self::new(rule.limit(), outcome, OtherReceipt::Hold(Holding::of_place(engine, receipt), None).into())
+        Self::new(rule.limit(), &outcome, OtherReceipt::Hold(Holding::of_place(engine, receipt), None).into())
     }
 
     /// For a call without a charge, with the numbers of a decision.

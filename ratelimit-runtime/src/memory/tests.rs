@@ -45,7 +45,7 @@ fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
         manual.advance(Duration::from_millis(300));
         drop(locked);
         let charged = charged.join().unwrap();
-        assert_eq!((charged.fits(), charged.reset_after_ms), (false, 700));
+        assert_eq!((charged.fits(), charged.retry_after_ms), (false, 700));
     });
 }
 
@@ -169,8 +169,10 @@ proptest! {
                 let charge = request.charges.iter().find(|charge| charge.counter.id() == query.id).unwrap();
                 let outcome = query.outcome;
                 prop_assert_eq!(outcome.retry_after_ms, charge.decision.retry_after_ms, "{:?} {:?}", rules, costs);
-                if is_admitted || !outcome.fits() {
+                if is_admitted {
                     prop_assert_eq!(outcome.decision(charge.rule.limit()), charge.decision, "{:?} {:?}", rules, costs);
+                } else if !outcome.fits() {
+                    prop_assert_eq!(outcome.remaining, charge.decision.remaining, "{:?} {:?}", rules, costs);
                 }
             }
             prop_assert_eq!(states(&attempted, &rules, &keys), states(&requested, &rules, &keys), "{:?}", rules);

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 use super::{super::contract::evaluate, *};
+use crate::decision::Decision;
 
 /// A charge to a bucket, in units.
 #[derive(Clone, Copy)]
@@ -76,7 +77,8 @@ impl Run {
         }
         if let Some(outcome) = self.bucket.charge_at_once(&self.rule, cost, now) {
             assert!(!found.fits, "a cost of {cost} fits");
-            assert_eq!(outcome, Outcome::new(found.decision, [0; 2]), "a cost of {cost} by {:?}", self.rule);
+            let Decision { remaining, retry_after_ms, .. } = found.decision;
+            assert_eq!(outcome, Outcome::denied(remaining, retry_after_ms), "a cost of {cost} by {:?}", self.rule);
         }
     }
 

@@ -121,12 +121,8 @@ fn charge_empty_queue(packed: &mut PackedLevel, rule: &Rule, charged: u64, now_m
 #[allow(clippy::inline_always)] // in each call that is refused
 fn denied(before: u64, after: u64, capacity: u64, unit: NonZeroU64, refill: NonZeroU64, left_ms: u64) -> Outcome {
     let free = capacity.saturating_sub(before);
-    Outcome {
-        remaining: if free < unit.get() { 0 } else { free / unit }, // a division takes long
-        reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
-        retry_after_ms: (after - capacity).div_ceil(refill.get()).min(left_ms),
-        receipt: [0; 2],
-    }
+    let remaining = if free < unit.get() { 0 } else { free / unit }; // a division takes long
+    Outcome::denied(remaining, (after - capacity).div_ceil(refill.get()).min(left_ms))
 }
 
 impl MemoryState for Bucket {

@@ -157,13 +157,12 @@ impl MemoryState for FixedWindow {
         if reset_after_ms == 0 || reset_after_ms > rule.period_ms() {
             return None;
         }
-        let (left, receipt) = (rule.count().saturating_sub(used), [opened, 0]);
+        let left = rule.count().saturating_sub(used);
         if cost > left {
-            // It fits when the window has ended.
-            return Some(Outcome { remaining: left, reset_after_ms, retry_after_ms: reset_after_ms, receipt });
+            return Some(Outcome::denied(left, reset_after_ms)); // it fits when the window has ended
         }
         self.1 += cost;
-        Some(Outcome { remaining: left - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt })
+        Some(Outcome { remaining: left - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [opened, 0] })
     }
 }
 

@@ -287,12 +287,7 @@ impl MemoryState for SlidingLog {
         let remaining = count.saturating_sub(used);
         if cost > remaining {
             let short = used.saturating_add(cost).saturating_sub(count).min(used);
-            return Some(Outcome {
-                remaining,
-                reset_after_ms: self.entries.last().map_or(0, |(time, _)| layout.wait_ms(*time, now)),
-                retry_after_ms: self.entries_free_ms(&layout, now, short).unwrap_or_default(),
-                receipt: [0; 2],
-            });
+            return Some(Outcome::denied(remaining, self.entries_free_ms(&layout, now, short).unwrap_or_default()));
         }
         let receipt = self.add(rule, cost, now_us);
         let reset_after_ms = layout.wait_ms(receipt[0], now);

@@ -305,7 +305,8 @@ impl MemoryState for SlidingWindow {
         let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
         if cost > remaining {
             let charged = |back| if back == 0 { last } else { previous };
-            return Some(Outcome::new(layout.evaluate(rule, cost, passed_ms, charged).decision, [0; 2]));
+            let decision = layout.evaluate(rule, cost, passed_ms, charged).decision;
+            return Some(Outcome::denied(decision.remaining, decision.retry_after_ms));
         }
         let expires_at_ms = start_ms + layout.counts_ms();
         self.expires_at_ms = expires_at_ms;
