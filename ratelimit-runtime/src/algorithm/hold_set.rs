@@ -125,6 +125,7 @@ impl HoldSet {
     }
 
     /// Removes holds that no longer count.
+    #[inline]
     pub(super) fn drop_expired(&mut self, now_us: u64) {
         while let Some(((ends_ms, id), _)) = self.by_end.first()
             && self.counts_until_ms(*ends_ms) <= now_us / 1000

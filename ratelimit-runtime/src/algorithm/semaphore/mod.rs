@@ -29,6 +29,16 @@ use crate::{
 pub(crate) struct Semaphore(HoldSet);
 
 impl Semaphore {
+    /// The number of free places. If they are too few, also the time until the first hold ends: that one may not
+    /// free enough, and the caller is evaluated again then.
+    #[inline]
+    fn free(&mut self, rule: &Rule, cost: u64, now_us: u64) -> (u64, Option<u64>) {
+        self.0.drop_expired(now_us);
+        let remaining = rule.count().saturating_sub(self.0.total());
+        let wait_ms = || self.0.first_end_ms(now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
+        (remaining, (cost > remaining).then(wait_ms))
+    }
+
     /// Returns the number of places that were still held.
     fn release(&mut self, hold_id: u64, now_us: u64) -> u64 {
         self.0.drop_expired(now_us);
@@ -55,15 +65,10 @@ impl MemoryState for Semaphore {
     fn correct_clock(&mut self, _rule: &Rule, _now_us: u64) {}
 
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
-        self.0.drop_expired(now_us);
-        let held = self.0.total();
-        let remaining = query.rule.count().saturating_sub(held);
-        let wait_ms = |ends_ms: Option<u64>| ends_ms.map_or(0, |ends_ms| ends_ms - now_us / 1000);
-        // The first end may not free enough places. The caller is evaluated again then.
-        let retry_after_ms = (cost > remaining).then(|| wait_ms(self.0.first_end_ms(now_us)));
-        let reset_after_ms = wait_ms(self.0.last_end_ms(now_us));
+        let (remaining, retry_after_ms) = self.free(query.rule, cost, now_us);
+        let reset_after_ms = self.0.last_end_ms(now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
         let found = Evaluation::new(query.rule, remaining, reset_after_ms, retry_after_ms);
-        if found.fits { found } else { Evaluation { held, fits_when_released: true, ..found } }
+        if found.fits { found } else { Evaluation { held: self.0.total(), fits_when_released: true, ..found } }
     }
 
     /// Takes no places without a hold; see [`Store::decide`](crate::Store::decide).
@@ -76,8 +81,8 @@ impl MemoryState for Semaphore {
     /// Only denies: a free place is taken with a hold.
     #[inline]
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-        let found = self.evaluate(&ChargeQuery::of(rule, cost), cost, now.us);
-        (!found.fits).then(|| Outcome::new(found.decision, [0; 2]))
+        let (remaining, retry_after_ms) = self.free(rule, cost, now.us);
+        retry_after_ms.map(|retry_after_ms| Outcome::denied(remaining, retry_after_ms))
     }
 
     #[inline]
