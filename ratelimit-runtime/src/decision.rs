@@ -1,6 +1,6 @@
 //! The numbers of one counter, from a store's decision.
 
-use std::{fmt, time::Duration};
+use std::{fmt, num::NonZeroU64, time::Duration};
 
 /// The state of one counter for one cost, at the moment of the store's decision.
 ///
@@ -129,9 +129,9 @@ impl fmt::Debug for ReadableNumber {
 /// [`Decision`] without its limit, which the rule has, and with the receipt of the charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    pub(crate) remaining: u64,
-    /// 0 in a denial without a round trip: no refusal shows it, and it takes a division.
-    pub(crate) reset_after_ms: u64,
+    pub(crate) remaining: Quotient,
+    /// 0 in a denial without a round trip, as no refusal shows it.
+    pub(crate) reset_after_ms: Quotient,
     /// `u64::MAX` if the cost was charged. With [`BANNED`] if the counter is banned.
     pub(crate) retry_after_ms: u64,
     /// Two numbers by which the store finds the charge for a refund.
@@ -140,18 +140,30 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     /// The outcome of no charge.
-    pub(crate) const NONE: Self = Self { remaining: 0, reset_after_ms: 0, retry_after_ms: 0, receipt: [0; 2] };
+    pub(crate) const NONE: Self =
+        Self { remaining: Quotient::ZERO, reset_after_ms: Quotient::ZERO, retry_after_ms: 0, receipt: [0; 2] };
 
     /// The outcome of a charge that the store has decided on.
     pub(crate) fn new(decision: Decision, receipt: [u64; 2]) -> Self {
         let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;
-        Self { remaining, reset_after_ms, retry_after_ms, receipt }
+        Self { retry_after_ms, ..Self::admitted(remaining, reset_after_ms, receipt) }
+    }
+
+    /// The outcome of a charge that was made.
+    #[inline]
+    pub(crate) fn admitted(
+        remaining: impl Into<Quotient>,
+        reset_after_ms: impl Into<Quotient>,
+        receipt: [u64; 2],
+    ) -> Self {
+        let (remaining, reset_after_ms) = (remaining.into(), reset_after_ms.into());
+        Self { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt }
     }
 
     /// The outcome of a cost that is denied without a round trip.
     #[inline]
     pub(crate) fn denied(remaining: u64, retry_after_ms: u64) -> Self {
-        Self { remaining, retry_after_ms, ..Self::NONE }
+        Self { remaining: remaining.into(), retry_after_ms, ..Self::NONE }
     }
 
     #[inline]
@@ -163,7 +175,58 @@ impl Outcome {
     #[inline]
     pub(crate) fn decision(&self, limit: u64) -> Decision {
         let Self { remaining, reset_after_ms, retry_after_ms, .. } = *self;
-        Decision { limit, remaining, reset_after_ms, retry_after_ms }
+        Decision { limit, remaining: remaining.value(), reset_after_ms: reset_after_ms.value(), retry_after_ms }
+    }
+}
+
+/// A number that is divided when it is read.
+///
+/// A bucket divides for what it shows. Many callers read nothing of it, and no one has to divide under a lock.
+#[derive(Clone, Copy)]
+pub(crate) struct Quotient {
+    dividend: u64,
+    divisor: NonZeroU64,
+}
+
+impl Quotient {
+    const ZERO: Self = Self { dividend: 0, divisor: NonZeroU64::MIN };
+
+    /// Rounded down.
+    #[inline]
+    pub(crate) fn floor(dividend: u64, divisor: NonZeroU64) -> Self {
+        Self { dividend, divisor }
+    }
+
+    /// Rounded up. The sum of both has to be a number.
+    #[inline]
+    pub(crate) fn ceil(dividend: u64, divisor: NonZeroU64) -> Self {
+        Self { dividend: dividend + (divisor.get() - 1), divisor }
+    }
+
+    #[inline]
+    pub(crate) fn value(self) -> u64 {
+        if self.divisor == NonZeroU64::MIN { self.dividend } else { self.dividend / self.divisor }
+    }
+}
+
+impl From<u64> for Quotient {
+    #[inline]
+    fn from(number: u64) -> Self {
+        Self { dividend: number, ..Self::ZERO }
+    }
+}
+
+impl PartialEq for Quotient {
+    fn eq(&self, other: &Self) -> bool {
+        self.value() == other.value()
+    }
+}
+
+impl Eq for Quotient {}
+
+impl fmt::Debug for Quotient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value().fmt(f)
     }
 }
 

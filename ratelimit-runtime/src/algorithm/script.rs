@@ -230,6 +230,6 @@ pub(crate) fn batch_outcome(charge: &Charge, reply: &Value) -> Option<Outcome> {
 #[inline]
 pub(crate) fn outcome_for_nth(charge: &Charge, first: &Outcome, later: i64) -> Option<Outcome> {
     let less = later.checked_mul(i64::try_from(charge.cost).ok()?)?;
-    let remaining = first.remaining.checked_add_signed(less.checked_neg()?)?;
-    (remaining <= charge.rule.limit()).then_some(Outcome { remaining, ..*first })
+    let remaining = first.remaining.value().checked_add_signed(less.checked_neg()?)?;
+    (remaining <= charge.rule.limit()).then_some(Outcome { remaining: remaining.into(), ..*first })
 }

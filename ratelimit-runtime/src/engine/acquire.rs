@@ -157,7 +157,7 @@ impl Acquire {
                     if let Some(engine) = place.take() {
                         if rule.is_concurrent() {
                             let permit = Permit::of_place(engine, id, rule, *cost, outcome);
-                            observe::admitted(rule, outcome.remaining);
+                            observe::admitted(rule, outcome.remaining.value());
                             return Poll::Ready(Ok(permit));
                         }
                         let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
@@ -199,7 +199,7 @@ impl Acquire {
                     return exceeded(&engine, rule, key.or_none(), self.cost, &outcome);
                 }
                 engine.record_success();
-                observe::admitted(rule, outcome.remaining);
+                observe::admitted(rule, outcome.remaining.value());
                 return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))));
             }
             Err(error) => error,

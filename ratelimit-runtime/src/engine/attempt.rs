@@ -90,7 +90,7 @@ pub(super) fn exceeded<T>(
     outcome: &Outcome,
 ) -> Poll<Result<T, RequestPerMinute>> {
     if observe::records_refusals() {
-        record_exceeded(rule, cost, outcome.remaining, outcome.retry_after_ms);
+        record_exceeded(rule, cost, outcome.remaining.value(), outcome.retry_after_ms);
     }
     if engine.settings().names_keys {
         return Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit())).with_key(key)));
@@ -135,7 +135,7 @@ pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<
     match engine.backend().try_charge(query, waiter) {
         // A place is recorded when its permit can free it: a recorder may panic.
         Attempt::Decided if query.outcome.fits() && query.rule.is_concurrent() => {}
-        Attempt::Decided if query.outcome.fits() => observe::admitted(query.rule, query.outcome.remaining),
+        Attempt::Decided if query.outcome.fits() => observe::admitted(query.rule, query.outcome.remaining.value()),
         // Nothing has been charged, and no wait will help.
         Attempt::Decided if query.cost > query.rule.limit() => return Attempt::Unsupported,
         attempt => return attempt,
@@ -253,7 +253,7 @@ fn attempt_some<'a, const N: usize, T>(
     match engine.backend().try_charge_all(&mut queries) {
         Attempt::Decided if queries.iter().all(|query| query.outcome.fits()) => {
             for query in &queries {
-                observe::admitted(query.rule, query.outcome.remaining);
+                observe::admitted(query.rule, query.outcome.remaining.value());
             }
             Some(Ok(admit(&queries)))
         }

@@ -125,7 +125,7 @@ impl Permit {
     /// For charges that the receipt refunds.
     #[inline]
     pub(super) fn new(limit: u64, outcome: &Outcome, receipt: Receipt) -> Self {
-        let Outcome { remaining, reset_after_ms, .. } = *outcome;
+        let (remaining, reset_after_ms) = (outcome.remaining.value(), outcome.reset_after_ms.value());
         Self { limit, remaining, reset_after_ms, receipt }
     }
 

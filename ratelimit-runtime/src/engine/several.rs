@@ -59,7 +59,8 @@ impl SeveralCharges {
         let Self { engine, requests, receipts, most_restrictive, .. } = self;
         let admit = |queries: &[Query<'_>]| {
             // The order of `most_restrictive` in `permit.rs`. Here are no places and no shadow rules.
-            let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
+            let room =
+                |query: &&Query<'_>| (query.outcome.remaining.value(), u64::MAX - query.outcome.reset_after_ms.value());
             let least = queries.iter().min_by_key(room)?;
             *most_restrictive = Some((*least.rule, least.cost));
             for query in queries {

@@ -382,7 +382,7 @@ impl QuotaBatch {
         self.left -= cost;
         let reset_after_ms = self.ends_by_us.saturating_sub(now_us).div_ceil(1000);
         let remaining = (self.remaining + self.left).min(self.rule.count());
-        Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: self.receipt }
+        Outcome::admitted(remaining, reset_after_ms, self.receipt)
     }
 
     /// Adapts the size: larger prefetches if the last one was spent quickly, smaller ones if

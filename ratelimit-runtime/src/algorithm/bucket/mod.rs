@@ -30,7 +30,12 @@ use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
     wire::{PackedNumbers, pack, unpack},
 };
-use crate::{Algorithm, Refill, Rule, clock::DecisionTime, decision::Outcome, store::ChargeQuery};
+use crate::{
+    Algorithm, Refill, Rule,
+    clock::DecisionTime,
+    decision::{Outcome, Quotient},
+    store::ChargeQuery,
+};
 #[cfg(feature = "redis")]
 use crate::{rule::limits::EXACT, store::Charge};
 
@@ -113,7 +118,7 @@ fn charge_empty_queue(packed: &mut PackedLevel, rule: &Rule, charged: u64, now_m
     let level = BucketLevel { full_at_ms: now_ms + reset_after_ms, deficit: charged, ..BucketLevel::full(now_ms) };
     *packed = PackedLevel::of(&level)?;
     let receipt = level.queue_end(&params);
-    Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt })
+    Some(Outcome::admitted(remaining, reset_after_ms, receipt))
 }
 
 /// The outcome if the deficit after a charge exceeds the capacity. The bucket refills each millisecond.
@@ -231,9 +236,8 @@ impl MemoryState for Bucket {
             return Some(denied(before, after, capacity, unit, refill, u64::MAX));
         }
         *packed = PackedLevel::at_pace(now.ms, after, refill.get())?;
-        let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
-        let reset_after_ms = after.div_ceil(refill.get());
-        Some(Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now.ms, 0] })
+        let (remaining, reset_after_ms) = (Quotient::floor(capacity - after, unit), Quotient::ceil(after, refill));
+        Some(Outcome::admitted(remaining, reset_after_ms, [now.ms, 0]))
     }
 
     /// Returns the part without which the bucket would not have been full meanwhile. Without [`Lows`],

@@ -162,7 +162,7 @@ impl MemoryState for FixedWindow {
             return Some(Outcome::denied(left, reset_after_ms)); // it fits when the window has ended
         }
         self.1 += cost;
-        Some(Outcome { remaining: left - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [opened, 0] })
+        Some(Outcome::admitted(left - cost, reset_after_ms, [opened, 0]))
     }
 }
 

@@ -290,8 +290,7 @@ impl MemoryState for SlidingLog {
             return Some(Outcome::denied(remaining, self.entries_free_ms(&layout, now, short).unwrap_or_default()));
         }
         let receipt = self.add(rule, cost, now_us);
-        let reset_after_ms = layout.wait_ms(receipt[0], now);
-        Some(Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt })
+        Some(Outcome::admitted(remaining - cost, layout.wait_ms(receipt[0], now), receipt))
     }
 
     fn refund(&mut self, rule: &Rule, cost: u64, [time, _]: [u64; 2], now_us: u64) -> u64 {

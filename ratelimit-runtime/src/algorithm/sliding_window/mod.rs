@@ -313,8 +313,7 @@ impl MemoryState for SlidingWindow {
         if let SubWindows::Two(its_last, its_previous) = &mut self.charged {
             (*its_last, *its_previous) = (NonZeroU64::MIN.saturating_add(last + cost), previous);
         }
-        let reset_after_ms = expires_at_ms - now_ms;
-        Some(Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [start_ms, 0] })
+        Some(Outcome::admitted(remaining - cost, expires_at_ms - now_ms, [start_ms, 0]))
     }
 
     /// Returns the weight that the charge still had.
@@ -422,7 +421,7 @@ mod tests {
             let rule = rule.with_algorithm(Algorithm::SlidingWindow { buckets, weighted });
             let mut window = SlidingWindow::default();
             let mut left_after =
-                |cost, at_ms: u64| charge(&mut window, &ChargeQuery::of(&rule, cost), at_ms * 1000).remaining;
+                |cost, at_ms: u64| charge(&mut window, &ChargeQuery::of(&rule, cost), at_ms * 1000).remaining.value();
             assert_eq!([left_after(9, 60_000), left_after(1, 60_000 + later_ms)], [1, 0], "{rule:?}");
         }
     }
