@@ -105,6 +105,27 @@ async fn expired_entries_of_a_log_never_count_again() {
     }
 }
 
+/// A long log has times of whole milliseconds, rounded up. The key lives on after the first charge in each sixteenth
+/// of its period, also if only the rounded time is in that sixteenth.
+#[tokio::test]
+async fn a_long_log_is_kept_while_its_charges_count() {
+    const SIXTEENTH: u64 = 18_750;
+    const CYCLE: u64 = 812_345_679; // of the times in the script, in milliseconds
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("kept", 9, 300 * SECOND).with_algorithm(LOG), fresh_key());
+        let now_ms = timed.server().map_or(0, |server| server.clock().now_micros() / 1000);
+        timed.advance(Duration::from_millis(SIXTEENTH - now_ms % CYCLE % SIXTEENTH));
+
+        timed.limiter.acquire(&rule, key).await.unwrap();
+        timed.advance(Duration::from_micros(1000 * SIXTEENTH - 500)); // rounded up, it is in the next sixteenth
+        timed.limiter.acquire(&rule, key).await.unwrap();
+        timed.advance(Duration::from_millis(SIXTEENTH - 1)); // late in that one
+        timed.limiter.acquire_n(&rule, key, 7).await.unwrap();
+        timed.advance(Duration::from_millis(15 * SIXTEENTH + 4)); // the seven count for nearly a sixteenth more
+        assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 2, "{}", timed.of(&rule));
+    }
+}
+
 /// A caller who obeys is admitted, and one that comes a millisecond earlier is refused.
 #[tokio::test]
 async fn retry_after_is_the_shortest_wait() {

@@ -221,7 +221,8 @@ if first then
   total = newest % wrap
   latest = (newest - total) / wrap
   age = (now - latest + eighth) % cycle - eighth
-  left = now - now % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
+  local at = (now + ahead) % cycle -- the time of a charge that is made now
+  left = at - at % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
   if left and (left < 0 or left > known) or age * tick < -1000 or skip > 0 and charged_until > ms + beyond + 1000 then
     -- No expiry, or the server's clock was set back: all entries count as made now.
     latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
