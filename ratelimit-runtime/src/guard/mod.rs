@@ -233,7 +233,7 @@ impl Store for Guard {
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         if let [Charge { rule, counter, cost, receipt, .. }] = &*charges
             && rule.prefetch() > 1
-            && self.put_back(counter.id(), *cost, *receipt)
+            && self.put_back(counter.id(), Some(rule.count()), *cost, *receipt)
         {
             return Reply::Ready(Ok(*cost));
         }

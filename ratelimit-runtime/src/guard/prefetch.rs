@@ -20,7 +20,7 @@ use crate::{
 impl Guard {
     /// Refunds a cost that was spent from prefetched quota: to the quota, or else to the store.
     pub(crate) fn refund_spent(&self, id: CounterId, cost: u64, receipt: [u64; 2]) -> Reply<Result<u64, StoreError>> {
-        if self.put_back(id, cost, receipt) {
+        if self.put_back(id, None, cost, receipt) {
             return Reply::Ready(Ok(cost));
         }
         match self.0.batches.charge(id, receipt, cost) {
@@ -132,10 +132,9 @@ impl Guard {
         result
     }
 
-    /// Puts a spent cost back into the quota. Returns false if its window is over, or the quota is
-    /// closed.
-    pub(super) fn put_back(&self, id: CounterId, cost: u64, receipt: [u64; 2]) -> bool {
-        let follow_up = self.0.batches.put_back(id, receipt, cost, self.0.clock.now_us());
+    /// Puts a cost back into the quota. Returns false if that is not possible, see [`QuotaBatches::put_back`].
+    pub(super) fn put_back(&self, id: CounterId, count: Option<u64>, cost: u64, receipt: [u64; 2]) -> bool {
+        let follow_up = self.0.batches.put_back(id, count, receipt, cost, self.0.clock.now_us());
         let is_put_back = follow_up.is_some();
         self.follow(id, follow_up.unwrap_or_default());
         is_put_back
@@ -210,6 +209,10 @@ impl PrefetchTask {
     async fn run(mut self, mut prefetch: Prefetch) {
         let guard = Arc::clone(&self.guard.0);
         loop {
+            if let Some(charge) = prefetch.refund.take() {
+                let refund = self.guard.refund_upstream(charge.into());
+                let _ = deadline::answer(refund, guard.deadline / 2).await; // after an error it stays charged
+            }
             let sent_us = guard.clock.now_us();
             let charge = Charge::new(prefetch.rule, prefetch.counter.clone(), prefetch.cost);
             let reply = self.guard.ask_upstream(Request::new(charge, true).into());

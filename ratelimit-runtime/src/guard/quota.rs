@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::{
     CounterName, Decision, Rule,
     counter::{CounterId, IdentityHasher},
-    decision::Outcome,
+    decision::{Outcome, wait_ms},
     store::{Charge, StoreError},
     sync::{CachePadded, SpinMutex, SpinMutexGuard, spin_lock},
 };
@@ -107,6 +107,8 @@ pub(super) struct Prefetch {
     pub(super) counter: CounterName,
     pub(super) rule: Rule,
     pub(super) cost: u64,
+    /// Invalidated quota, to be refunded before. Otherwise the store might deny the room that it takes.
+    pub(super) refund: Option<Charge>,
     invalidations: u64,
 }
 
@@ -115,8 +117,15 @@ pub(super) struct Prefetch {
 pub(super) struct FollowUp {
     pub(super) answers: Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
     pub(super) prefetch: Option<Prefetch>,
-    /// Invalidated quota, to be refunded to the store.
+    /// Invalidated quota, to be refunded to the store without a prefetch.
     pub(super) refund: Option<Charge>,
+}
+
+impl FollowUp {
+    /// Starts a prefetch, after the refund.
+    fn start(&mut self, prefetch: Prefetch) {
+        self.prefetch = Some(Prefetch { refund: self.refund.take(), ..prefetch });
+    }
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
@@ -201,7 +210,7 @@ impl QuotaBatches {
         if !batch.is_prefetching {
             batch.adapt(now_us);
             let remaining = batch.remaining_at(now_us);
-            follow_up.prefetch = Some(batch.next_prefetch(id, remaining, now_us));
+            follow_up.start(batch.next_prefetch(id, remaining, now_us));
             self.count_task(true);
         }
         (SpendResult::Waits(receiver), follow_up)
@@ -253,12 +262,12 @@ impl QuotaBatches {
             }
             Ok((charge, false)) => {
                 remaining = charge.decision.remaining;
-                batch.deny(charge.decision, now_us, &mut follow_up.answers);
+                batch.deny(charge.decision, sent_us, now_us, &mut follow_up.answers);
                 batch.serve(0, now_us, &mut follow_up.answers); // callers behind the denied ones may fit what is here
             }
         }
         if batch.has_waiting() {
-            follow_up.prefetch = Some(batch.next_prefetch(prefetch.id, remaining, now_us));
+            follow_up.start(batch.next_prefetch(prefetch.id, remaining, now_us));
         }
         follow_up
     }
@@ -275,13 +284,25 @@ impl QuotaBatches {
         drop(waiting); // after the lock: this wakes the callers, and a waker may run any code
     }
 
-    /// Puts spent permits back, if their window is known to last. `None` if not, or if the quota is
-    /// closed.
-    pub(super) fn put_back(&self, id: CounterId, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<FollowUp> {
+    /// Puts permits back, if their window is known to last. `None` if not, if the quota is closed, or if it is of
+    /// another count: what was charged under a higher one may exceed what this one allows.
+    ///
+    /// `count` is `None` for permits that were spent here. Quota of a lower count was charged beside those.
+    pub(super) fn put_back(
+        &self,
+        id: CounterId,
+        count: Option<u64>,
+        receipt: [u64; 2],
+        cost: u64,
+        now_us: u64,
+    ) -> Option<FollowUp> {
         let mut shard = self.shard(id);
         let QuotaShard { batches, is_closed: false, .. } = &mut *shard else { return None };
         let is_same_window = |batch: &&mut QuotaBatch| batch.receipt[0] == receipt[0] && now_us < batch.ends_after_us;
         let batch = batches.get_mut(&id).filter(is_same_window)?;
+        if count.is_some_and(|count| count != batch.rule.count()) {
+            return None;
+        }
         let mut follow_up = FollowUp::default();
         batch.left += cost;
         batch.serve(0, now_us, &mut follow_up.answers);
@@ -422,14 +443,14 @@ impl QuotaBatch {
         let preferred = needed.div_ceil(size).max(self.factor).saturating_mul(size);
         let cost = preferred.min(remaining / 2).max(needed).min(remaining).max(first).min(self.rule.count()).max(1);
         self.is_prefetching = true;
-        Prefetch { id, counter: self.counter.clone(), rule: self.rule, cost, invalidations: self.invalidations }
+        let (counter, rule, invalidations) = (self.counter.clone(), self.rule, self.invalidations);
+        Prefetch { id, counter, rule, cost, refund: None, invalidations }
     }
 
     /// Adds permits that the store has charged.
     fn add(&mut self, charge: &Charge, sent_us: u64, now_us: u64) {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
-        // The store decided after the query was sent, and rounded up to a millisecond.
-        let ends_after_us = sent_us.saturating_add(reset_after_ms.saturating_sub(1).saturating_mul(1000));
+        let ends_after_us = ends_after_us(sent_us, reset_after_ms);
         let is_same_window = self.receipt[0] == charge.receipt[0] && now_us < self.ends_after_us;
         self.left = if is_same_window { self.left } else { 0 } + charge.cost;
         self.ends_after_us = if is_same_window { self.ends_after_us.max(ends_after_us) } else { ends_after_us };
@@ -457,17 +478,21 @@ impl QuotaBatch {
 
     /// Denies the callers whose cost exceeds the quota here and at the store together.
     ///
-    /// All get the same wait, because in a fixed window it does not depend on the cost.
+    /// All get the same wait, because in a fixed window it does not depend on the cost. Callers who came when the
+    /// window may have been over, and after the query was sent, go on waiting.
     fn deny(
         &mut self,
         decision: Decision,
+        sent_us: u64,
         now_us: u64,
         answers: &mut Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
     ) {
         self.remaining = decision.remaining;
         let remaining = self.left_at(now_us) + decision.remaining;
+        let ends_after_us = ends_after_us(sent_us, wait_ms(decision.retry_after_ms).unwrap_or_default());
         for waiting in mem::take(&mut self.waiting) {
-            if waiting.cost > remaining {
+            let is_in_time = waiting.since_us <= sent_us || waiting.since_us < ends_after_us;
+            if waiting.cost > remaining && is_in_time {
                 answers.push((waiting.answer, QuotaAnswer::Denied(Decision { remaining, ..decision })));
             } else {
                 self.waiting.push_back(waiting);
@@ -510,6 +535,12 @@ impl QuotaBatch {
         charge.receipt = self.receipt;
         charge
     }
+}
+
+/// The time until which a window lasts at least, of which the store said that it lasts so long. It said so after the
+/// query was sent, and rounded up to a millisecond.
+fn ends_after_us(sent_us: u64, lasts_ms: u64) -> u64 {
+    sent_us.saturating_add(lasts_ms.saturating_sub(1).saturating_mul(1000))
 }
 
 #[cfg(all(test, not(model_check)))]
@@ -591,6 +622,28 @@ mod tests {
             now_us += pause_us;
         }
         sizes
+    }
+
+    #[test]
+    fn a_denial_that_arrives_after_its_window_is_for_callers_who_waited_before() {
+        let batches = QuotaBatches::new();
+        let (prefetch, mut first) = wait(&batches, 100, 1, START);
+        let (_, mut second) = wait(&batches, 100, 1, START + 3_999);
+        let (none, mut late) = wait(&batches, 100, 1, START + 4_000);
+        assert!(none.is_none());
+        let deny = |prefetch: Prefetch, sent_us, now_us| {
+            let mut charge = Charge::new(prefetch.rule, prefetch.counter.clone(), prefetch.cost);
+            charge.decision = Decision { limit: 100, remaining: 0, reset_after_ms: 5, retry_after_ms: 5 };
+            let follow_up = batches.finish_prefetch(&prefetch, Ok((charge, false)), sent_us, now_us);
+            follow_up.answers.into_iter().for_each(|(caller, answer)| drop(caller.send(answer)));
+            follow_up.prefetch
+        };
+        let next = deny(prefetch.unwrap(), START, START + 8_000).expect("the store is asked for the late one");
+        assert!(matches!(first.try_recv(), Ok(QuotaAnswer::Denied(_))));
+        assert!(matches!(second.try_recv(), Ok(QuotaAnswer::Denied(_))));
+        assert!(late.try_recv().is_err(), "its window may be another one");
+        assert!(deny(next, START + 8_000, START + 9_000).is_none());
+        assert!(matches!(late.try_recv(), Ok(QuotaAnswer::Denied(_))));
     }
 
     #[test]

@@ -300,6 +300,41 @@ async fn a_changed_count_of_a_prefetching_rule_acts_on_the_next_call() {
     assert_eq!(admitted(limiter, &rule(7, 10), key, 10).await, 2);
 }
 
+/// The store gets back what was taken under the old count before it is asked under the new one.
+#[tokio::test]
+async fn permits_of_the_old_count_take_no_room_under_the_new_one() {
+    let server = RedisServer::start(); // has never seen the script of a refund, which takes a round trip more
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    limiter.acquire(&rule(20, 10), key).await.unwrap(); // 10 are charged, 9 of them are here
+    limiter.acquire(&rule(10, 10), key).await.unwrap(); // 1 of 10 was used
+}
+
+#[tokio::test]
+async fn permits_on_the_way_under_the_old_count_take_no_room_under_the_new_one() {
+    let server = RedisServer::start();
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    limiter.acquire(&rule(20, 10), fresh_key()).await.unwrap(); // the connection for prefetches is open
+    drop(begin(Box::pin(limiter.acquire(&rule(20, 10), key)))); // 10 are charged
+    limiter.acquire(&rule(10, 10), key).await.unwrap(); // none was used
+}
+
+#[tokio::test]
+async fn a_refund_under_a_higher_count_is_not_spent_under_a_lower_one() {
+    let (limiter, store, _clock) = on_plain_store();
+    let [few, many] = [5, 100].map(|count| hourly(count, FIXED).with_prefetch(2));
+    store.hold();
+    let one = begin(Box::pin(limiter.acquire(&few, 1)));
+    eventually("its prefetch is on its way", async || store.calls() == 1).await;
+    let fifty = begin(Box::pin(limiter.acquire_n(&many, 1, 50)));
+    eventually("a call under another count asks the store", async || store.calls() == 2).await;
+    store.release();
+    ends(one).await.unwrap(); // 2 of 5 are charged, 1 of them is here
+    store.release();
+    assert_eq!(ends(fifty).await.unwrap().refund().await.unwrap(), 50);
+    let spent = (0..10).filter(|_| limiter.acquire(&few, 1).now_or_never().is_some_and(|answer| answer.is_ok()));
+    assert!(spent.count() < 5);
+}
+
 #[tokio::test]
 async fn prefetched_permits_are_spent_during_an_outage() {
     let mut server = RedisServer::start();

@@ -62,7 +62,7 @@ impl Scene {
                 self.put_back((cost, outcome));
             }
         }
-        if let Some(charge) = refund {
+        if let Some(charge) = refund.as_ref().or(prefetch.as_ref().and_then(|prefetch| prefetch.refund.as_ref())) {
             self.refund(charge.cost, charge.receipt);
         }
         prefetch
@@ -84,7 +84,7 @@ impl Scene {
     }
 
     fn put_back(&self, (cost, Outcome { receipt, .. }): (u64, Outcome)) {
-        match self.batches.put_back(id(), receipt, cost, 0) {
+        match self.batches.put_back(id(), None, receipt, cost, 0) {
             Some(follow_up) => assert!(self.follow(follow_up).is_none()),
             None => self.refund(cost, receipt),
         }
