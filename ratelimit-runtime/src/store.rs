@@ -114,7 +114,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// refunded.
     ///
     /// Of a charge with [`Charge::settles`], [`Charge::cost`] may be a part of what was charged with the
-    /// receipt: the call has used the rest.
+    /// receipt: the call has used the rest. Of a rule with prefetch, it may be any part of what was charged in the
+    /// window.
     ///
     /// A charge that no longer counts is not refunded: a later window must not be credited. (On Redis there
     /// are rare [exceptions](crate::guide::promises#a-refund-arrives-late).) A charge that is held is refunded
@@ -367,6 +368,10 @@ pub struct Charge {
     /// slot. Zero for all but a `LeakyBucket`.
     pub slot_delay: Duration,
     /// Written by the store on a charge, for itself: identifies the charge in [`Store::refund`].
+    ///
+    /// For [`Rule::with_prefetch`](crate::Rule::with_prefetch), the first number has to identify the window of a
+    /// `FixedWindow`: it is the same in all charges of one window, and another one in the next. The limiter compares
+    /// it, to spend no permit in a later window.
     pub receipt: [u64; 2],
 }
 

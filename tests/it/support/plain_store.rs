@@ -81,13 +81,14 @@ impl PlainStore {
             *decision = Decision::new(rule.count(), remaining, end - now, retry_after);
             fits &= *cost <= remaining;
         }
-        for Charge { rule, counter, cost, decision, .. } in request.charges.iter_mut() {
+        for Charge { rule, counter, cost, decision, receipt, .. } in request.charges.iter_mut() {
             if fits && request.consume && *cost > 0 {
                 let window = windows.entry(counter.clone()).or_insert((now, 0));
                 if window.0 <= now {
                     *window = (now + rule.period(), 0);
                 }
                 window.1 += *cost;
+                receipt[0] = u64::try_from(window.0.as_micros()).unwrap(); // for prefetched permits
                 *decision = Decision::new(rule.count(), decision.remaining() - *cost, window.0 - now, None);
             }
         }
