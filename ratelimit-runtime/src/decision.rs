@@ -130,7 +130,7 @@ impl fmt::Debug for ReadableNumber {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) remaining: Quotient,
-    /// 0 in a denial without a round trip, as no refusal shows it.
+    /// May be 0 in a denial, as no refusal shows it.
     pub(crate) reset_after_ms: Quotient,
     /// `u64::MAX` if the cost was charged. With [`BANNED`] if the counter is banned.
     pub(crate) retry_after_ms: u64,

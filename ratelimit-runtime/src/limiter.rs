@@ -382,7 +382,7 @@ impl Limiter {
         async move {
             let engine = self.engine();
             let rules = || engine.settings().rules_now();
-            let rule = &rules().applied(rule, &key, CallKind::default()).map_or(*rule, Cow::into_owned);
+            let rule = &rules().applied_as_calls(rule, &key).map_or(*rule, Cow::into_owned);
             let charge = engine.charge(rule, &key, rule.limit().min(1))?; // with a count of 0, a cost of 1 would have no wait to report
             let Some(store) = engine.store() else {
                 return Ok(charge.decision);
@@ -546,7 +546,7 @@ impl Limiter {
     ) -> Result<(), RequestPerMinute> {
         let engine = self.engine();
         let rules = || engine.settings().rules_now();
-        let rule = &rules().applied(rule, key, CallKind::default()).map_or(*rule, Cow::into_owned);
+        let rule = &rules().applied_as_calls(rule, key).map_or(*rule, Cow::into_owned);
         let charge = engine.charge(rule, key, 0)?;
         let Some(store) = engine.store() else {
             return Ok(());

@@ -88,7 +88,12 @@ impl OverrideTable {
         if !self.is_checked.load(Ordering::Relaxed) {
             self.look_for_unused();
         }
-        self.applied(rule, key, kind)
+        self.version(rule, key).map_or(Some(Cow::Borrowed(rule)), |version| version.applied(rule, kind))
+    }
+
+    /// The rule in force for a key in the calls that were made, whatever their kind. `None` if it is disabled.
+    pub(crate) fn apply_as_calls<'a>(&'a self, rule: &'a Rule, key: &Key) -> Option<Cow<'a, Rule>> {
+        self.version(rule, key).map_or(Some(Cow::Borrowed(rule)), |version| version.applied_as_calls(rule))
     }
 
     /// Reports unused prefixes when the trial is over. The clock is read in each of the first calls,
@@ -124,11 +129,12 @@ impl OverrideTable {
         }
     }
 
-    fn applied<'a>(&'a self, rule: &'a Rule, key: &Key, kind: CallKind) -> Option<Cow<'a, Rule>> {
-        let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(Cow::Borrowed(rule)) };
+    /// The settings of a rule for a key. `None` if the file has none.
+    fn version(&self, rule: &Rule, key: &Key) -> Option<&OverrideVersion> {
+        let entry = self.by_prefix.get(rule.prefix())?;
         let has_keys = !entry.keys.is_empty() && *key != Key::NONE;
         let of_key = has_keys.then(|| key.with_text(|text| entry.keys.get(text))).flatten();
-        of_key.unwrap_or(&entry.all).applied(rule, kind)
+        Some(of_key.unwrap_or(&entry.all))
     }
 
     /// Whether calls of the rule with this prefix may wait for slots.
@@ -212,6 +218,14 @@ impl OverrideVersion {
             return first.applied.as_ref().map(Cow::Borrowed);
         }
         self.latest_fitting(code, kind).map(Cow::Owned)
+    }
+
+    /// See [`OverrideTable::apply_as_calls`].
+    fn applied_as_calls(&self, code: &Rule) -> Option<Cow<'_, Rule>> {
+        match self.first.get() {
+            Some(first) if first.code == *code => first.applied.as_ref().map(Cow::Borrowed),
+            _ => self.latest_fitting(code, CallKind::default()).map(Cow::Owned),
+        }
     }
 
     /// The rule of the code with the newest settings that fit it, or else as it is. `None` if it is

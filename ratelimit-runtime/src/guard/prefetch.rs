@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 
 use super::{
     core::{Guard, GuardInner},
@@ -209,9 +209,10 @@ impl PrefetchTask {
     async fn run(mut self, mut prefetch: Prefetch) {
         let guard = Arc::clone(&self.guard.0);
         loop {
-            if let Some(charge) = prefetch.refund.take() {
-                let refund = self.guard.refund_upstream(charge.into());
-                let _ = deadline::answer(refund, guard.deadline / 2).await; // after an error it stays charged
+            if let Some(charge) = prefetch.refund.take()
+                && let Some(refund) = guard.refund_in_background(self.guard.refund_upstream(charge.into()))
+            {
+                let _ = timeout(guard.deadline / 2, refund).await; // it goes on after that
             }
             let sent_us = guard.clock.now_us();
             let charge = Charge::new(prefetch.rule, prefetch.counter.clone(), prefetch.cost);
@@ -261,12 +262,12 @@ impl GuardInner {
         charges.chunks(MAX_CHARGES).map(to_list).collect()
     }
 
-    /// Awaits a refund in the background. After an error the cost stays charged.
-    fn refund_in_background(&self, refund: Reply<Result<u64, StoreError>>) {
-        if let Reply::Pending(_) = refund {
-            let deadline = self.deadline;
-            let _ = background::spawn(async move { deadline::answer(refund, deadline).await });
-        }
+    /// Awaits a refund in the background, until the deadline. After an error the cost stays charged. Returns the
+    /// task if there is one.
+    fn refund_in_background(&self, refund: Reply<Result<u64, StoreError>>) -> Option<JoinHandle<()>> {
+        let Reply::Pending(_) = refund else { return None };
+        let deadline = self.deadline;
+        background::spawn(async move { _ = deadline::answer(refund, deadline).await }).ok()
     }
 }
 

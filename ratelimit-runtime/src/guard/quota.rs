@@ -71,6 +71,9 @@ struct QuotaBatch {
     waiting: VecDeque<Waiting>,
     /// How often the quota was invalidated: by a reset, or by a rule with another count.
     invalidations: u64,
+    /// Quota of another count, which the store gets back before the next prefetch. Otherwise it might deny the
+    /// room that this takes.
+    owed: Option<Charge>,
 }
 
 #[derive(Debug)]
@@ -107,7 +110,7 @@ pub(super) struct Prefetch {
     pub(super) counter: CounterName,
     pub(super) rule: Rule,
     pub(super) cost: u64,
-    /// Invalidated quota, to be refunded before. Otherwise the store might deny the room that it takes.
+    /// Invalidated quota, to be refunded before: see [`QuotaBatch::owed`].
     pub(super) refund: Option<Charge>,
     invalidations: u64,
 }
@@ -117,15 +120,8 @@ pub(super) struct Prefetch {
 pub(super) struct FollowUp {
     pub(super) answers: Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
     pub(super) prefetch: Option<Prefetch>,
-    /// Invalidated quota, to be refunded to the store without a prefetch.
+    /// Invalidated quota, to be refunded to the store. With a prefetch, that one has it.
     pub(super) refund: Option<Charge>,
-}
-
-impl FollowUp {
-    /// Starts a prefetch, after the refund.
-    fn start(&mut self, prefetch: Prefetch) {
-        self.prefetch = Some(Prefetch { refund: self.refund.take(), ..prefetch });
-    }
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
@@ -153,7 +149,8 @@ impl QuotaBatches {
 
     /// Spends quota that is here, and returns the prefetch to start because little is left.
     ///
-    /// An error if the quota does not suffice, with the number of permits that are here.
+    /// An error if the quota does not suffice, with the number of permits that are here. Those of another count do
+    /// not suffice, but they give room to this one when they are refunded.
     #[inline]
     pub(super) fn spend(
         &self,
@@ -164,9 +161,9 @@ impl QuotaBatches {
     ) -> Result<(Outcome, Option<Prefetch>), u64> {
         let mut shard = self.shard(id);
         let QuotaShard { batches, is_closed, .. } = &mut *shard;
-        let batch = batches.get_mut(&id).filter(|batch| batch.rule.count() == rule.count()).ok_or(0_u64)?;
+        let batch = batches.get_mut(&id).ok_or(0_u64)?;
         let left = batch.left_at(now_us);
-        if left < cost || !batch.waiting.is_empty() {
+        if left < cost || !batch.waiting.is_empty() || batch.rule.count() != rule.count() {
             return Err(left);
         }
         let spent = batch.spend(cost, now_us);
@@ -199,7 +196,8 @@ impl QuotaBatches {
             if batch.has_waiting() {
                 return (SpendResult::AskUpstream, follow_up); // those wait for permits under their count
             }
-            follow_up.refund = batch.invalidate(); // quota of another count may exceed what this count allows
+            let left = batch.invalidate(); // quota of another count may exceed what this count allows
+            batch.owe(left);
         }
         batch.rule = *rule;
         if !batch.has_waiting() && batch.left_at(now_us) >= cost {
@@ -210,7 +208,7 @@ impl QuotaBatches {
         if !batch.is_prefetching {
             batch.adapt(now_us);
             let remaining = batch.remaining_at(now_us);
-            follow_up.start(batch.next_prefetch(id, remaining, now_us));
+            follow_up.prefetch = Some(batch.next_prefetch(id, remaining, now_us));
             self.count_task(true);
         }
         (SpendResult::Waits(receiver), follow_up)
@@ -253,7 +251,7 @@ impl QuotaBatches {
             // Invalidated meanwhile, before or after the store made this charge. So it must not be
             // spent.
             Ok((charge, is_charged)) if batch.invalidations != prefetch.invalidations => {
-                follow_up.refund = is_charged.then_some(charge);
+                batch.owe(is_charged.then_some(charge));
             }
             Ok((charge, true)) => {
                 batch.add(&charge, sent_us, now_us);
@@ -267,7 +265,9 @@ impl QuotaBatches {
             }
         }
         if batch.has_waiting() {
-            follow_up.start(batch.next_prefetch(prefetch.id, remaining, now_us));
+            follow_up.prefetch = Some(batch.next_prefetch(prefetch.id, remaining, now_us));
+        } else {
+            follow_up.refund = batch.owed.take();
         }
         follow_up
     }
@@ -321,7 +321,7 @@ impl QuotaBatches {
     pub(super) fn invalidate(&self, id: CounterId) {
         if let Some(batch) = self.shard(id).batches.get_mut(&id) {
             batch.invalidate();
-            batch.receipt = NO_RECEIPT;
+            (batch.receipt, batch.owed) = (NO_RECEIPT, None);
         }
     }
 
@@ -341,6 +341,7 @@ impl QuotaBatches {
                 let left = batch.left_at(now_us);
                 batch.left = 0;
                 charges.extend((left > 0).then(|| batch.charge(left)));
+                charges.extend(batch.owed.take());
             }
         }
         charges
@@ -355,7 +356,8 @@ impl QuotaShard {
         }
         if now_us >= self.sweep_at_us {
             self.sweep_at_us = now_us.saturating_add(SWEEP_PAUSE_US);
-            self.batches.retain(|_, batch| batch.ends_after_us > now_us || batch.is_prefetching);
+            let is_needed = |batch: &QuotaBatch| batch.is_prefetching || batch.owed.is_some();
+            self.batches.retain(|_, batch| batch.ends_after_us > now_us || is_needed(batch));
         }
         self.batches.len() < CAPACITY
     }
@@ -377,6 +379,7 @@ impl QuotaBatch {
             is_prefetching: false,
             waiting: VecDeque::new(),
             invalidations: 0,
+            owed: None,
         }
     }
 
@@ -444,7 +447,7 @@ impl QuotaBatch {
         let cost = preferred.min(remaining / 2).max(needed).min(remaining).max(first).min(self.rule.count()).max(1);
         self.is_prefetching = true;
         let (counter, rule, invalidations) = (self.counter.clone(), self.rule, self.invalidations);
-        Prefetch { id, counter, rule, cost, refund: None, invalidations }
+        Prefetch { id, counter, rule, cost, refund: self.owed.take(), invalidations }
     }
 
     /// Adds permits that the store has charged.
@@ -527,6 +530,14 @@ impl QuotaBatch {
         (self.ends_after_us, self.factor) = (0, 1);
         self.invalidations += 1;
         (left > 0).then(|| self.charge(left))
+    }
+
+    /// Notes a charge to be refunded. An earlier one of another window counts no more.
+    fn owe(&mut self, charge: Option<Charge>) {
+        let Some(mut charge) = charge else { return };
+        let earlier = self.owed.take().filter(|earlier| earlier.receipt[0] == charge.receipt[0]);
+        charge.cost += earlier.map_or(0, |earlier| earlier.cost);
+        self.owed = Some(charge);
     }
 
     /// A charge of this window, as the store has made it.
@@ -644,6 +655,30 @@ mod tests {
         assert!(late.try_recv().is_err(), "its window may be another one");
         assert!(deny(next, START + 8_000, START + 9_000).is_none());
         assert!(matches!(late.try_recv(), Ok(QuotaAnswer::Denied(_))));
+    }
+
+    /// Also behind a prefetch that is under way under the old count.
+    #[test]
+    fn quota_of_an_old_count_goes_back_before_the_next_prefetch() {
+        for is_charged in [false, true] {
+            let batches = QuotaBatches::new();
+            let (first, _one) = wait(&batches, 100, 1, START);
+            assert!(charge(&batches, &first.unwrap(), 50, 60_000, START, START).is_none());
+            let left = batches.left(counter(1).id(), START);
+            let (under_way, gone) = wait(&batches, 100, left + 1, START);
+            drop(gone);
+            let (next, mut answer) = wait(&batches, 20, 1, START);
+            assert!(next.is_none());
+            let under_way = under_way.unwrap();
+            let mut charge = Charge::new(under_way.rule, under_way.counter.clone(), under_way.cost);
+            charge.decision = Decision { limit: 100, remaining: 0, reset_after_ms: 60_000, retry_after_ms: 60_000 };
+            charge.receipt = [7, 0];
+            let follow_up = batches.finish_prefetch(&under_way, Ok((charge, is_charged)), START, START);
+            let refund = follow_up.prefetch.expect("a caller waits").refund.map(|charge| charge.cost);
+            assert_eq!(refund, Some(left + u64::from(is_charged) * under_way.cost));
+            assert!(follow_up.refund.is_none());
+            assert!(answer.try_recv().is_err());
+        }
     }
 
     #[test]

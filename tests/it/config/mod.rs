@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{
-    Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
+    Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
 };
 use tempfile::TempDir;
 
@@ -548,6 +548,22 @@ async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {
 }
 
 /// A banned caller should not wait, so such calls would all be refused as misconfigured.
+/// The file's algorithm does not fit calls whose cost is held, so they stay with the one in the code.
+#[tokio::test]
+async fn a_counter_is_peeked_at_and_banned_by_the_rule_of_its_calls() {
+    let rule = Rule::new("item", 10, 60 * MINUTE).with_algorithm(Algorithm::SlidingLog);
+    let limiter = with("[rules.item]\nalgorithm = \"TokenBucket\"").await;
+    let reservation = limiter.reserve(&rule, 1, 3).await.unwrap();
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 7);
+    limiter.ban(&rule, 1, MINUTE).await.unwrap();
+    assert_eq!(limiter.reserve(&rule, 1, 1).await.unwrap_err().cause(), Cause::Banned);
+    limiter.unban(&rule, 1).await.unwrap();
+    limiter.reserve(&rule, 1, 1).await.unwrap();
+    limiter.reset(&rule, 1).await.unwrap();
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 10);
+    drop(reservation);
+}
+
 #[tokio::test]
 async fn a_ban_of_the_file_is_ignored_by_calls_that_wait() {
     let (log, _guard) = Log::install();

@@ -291,7 +291,6 @@ async fn a_changed_count_of_a_prefetching_rule_acts_on_the_next_call() {
     assert_eq!(admitted(limiter, &rule(100, 10), key, 5).await, 5);
     assert_eq!(charged(server, key).await, 10);
     ends(async {
-        // What the old count has taken is refunded in the background.
         while admitted(limiter, &rule(5, 10), key, 1).await > 0 || charged(server, key).await > 5 {
             settle().await;
         }
@@ -316,6 +315,24 @@ async fn permits_on_the_way_under_the_old_count_take_no_room_under_the_new_one()
     limiter.acquire(&rule(20, 10), fresh_key()).await.unwrap(); // the connection for prefetches is open
     drop(begin(Box::pin(limiter.acquire(&rule(20, 10), key)))); // 10 are charged
     limiter.acquire(&rule(10, 10), key).await.unwrap(); // none was used
+}
+
+/// A caller under the new count asks while others wait under the old one, and is denied.
+#[tokio::test]
+async fn a_cached_denial_does_not_keep_permits_of_an_old_count() {
+    let (limiter, store, _clock) = on_plain_store();
+    let [old, new] = [20, 10].map(|count| hourly(count, FIXED).with_prefetch(10));
+    store.hold();
+    let one = begin(Box::pin(limiter.acquire(&old, 1)));
+    eventually("its prefetch is on its way", async || store.calls() == 1).await;
+    let other = begin(Box::pin(limiter.acquire(&new, 1)));
+    eventually("a call under another count asks the store", async || store.calls() == 2).await;
+    store.release();
+    ends(one).await.unwrap(); // 10 are charged, 9 of them are here
+    store.release();
+    exceeded(ends(other).await);
+    store.release();
+    ends(limiter.acquire(&new, 1)).await.unwrap();
 }
 
 #[tokio::test]
