@@ -558,7 +558,7 @@ async fn a_counter_is_peeked_at_and_banned_by_the_rule_of_its_calls() {
     limiter.ban(&rule, 1, MINUTE).await.unwrap();
     assert_eq!(limiter.reserve(&rule, 1, 1).await.unwrap_err().cause(), Cause::Banned);
     limiter.unban(&rule, 1).await.unwrap();
-    limiter.reserve(&rule, 1, 1).await.unwrap();
+    drop(limiter.reserve(&rule, 1, 1).await.unwrap());
     limiter.reset(&rule, 1).await.unwrap();
     assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 10);
     drop(reservation);
