@@ -242,7 +242,7 @@ fn no_charge_is_lost_when_a_window_ends() {
         // A charge in the window that has ended is irrelevant, and one in the new window counts.
         let opened = u64::try_from((late + PERIOD).as_millis()).unwrap();
         let in_new = taken.receipt[0] >= opened;
-        assert!(taken.reset_after_ms <= ONE.period_ms(), "as if it were longer than a period");
+        assert!(taken.reset_after_ms.value() <= ONE.period_ms(), "as if it were longer than a period");
         assert_eq!(scene.used(TWO, &counter), 1 + u64::from(in_new));
     });
 }
