@@ -72,10 +72,11 @@ impl AcquireRequest {
     ) -> Result<Resolution, Box<ShadowRejection>> {
         let (error, charges) = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
+                let resolution = self.resolve_decided(charges, fits, consume, Origin::Store, sent_at);
                 if fits {
                     self.engine.record_success(); // a server that can't write can still refuse
                 }
-                return self.resolve_decided(charges, fits, consume, Origin::Store, sent_at);
+                return resolution; // if the recorder panics, its permit frees what is held
             }
             Ok(Some(Request { charges, outcome: Err(error), .. })) => (error, charges),
             Err(error) => (error, self.charges().unwrap_or_default()),
