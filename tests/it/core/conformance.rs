@@ -71,6 +71,7 @@ enum Defect {
     IgnoresResets,
     KeepsWhatIsGivenBack,
     RefundsAllForAPart,
+    NamesNoWindows,
     SharesCounters,
     KnowsNoAlgorithm,
     HasItsOwnTime,
@@ -268,6 +269,9 @@ impl Defective {
             outcome = Ok(false);
             retry_after = Some(reset_after);
         }
+        if self.is(Defect::NamesNoWindows) {
+            charge.receipt[0] = 0;
+        }
         if self.is(Defect::GivesOneSlot) {
             charge.slot_delay = Duration::ZERO;
         }
@@ -447,6 +451,8 @@ async fn the_suite_names_each_defect_of_a_store() {
         (Defect::KeepsWhatIsGivenBack, LOG, "a refunded cost is available again"),
         (Defect::RefundsAllForAPart, FIXED, "a part of a cost that is refunded"),
         (Defect::RefundsAllForAPart, BUCKET, "a part of a cost that is refunded"),
+        (Defect::NamesNoWindows, FIXED, "a receipt identifies the window"),
+        (Defect::NamesNoWindows, ALIGNED, "a receipt identifies the window"),
         (Defect::SharesCounters, FIXED, "have counters of their own"),
         (Defect::KnowsNoAlgorithm, FIXED, "an algorithm that the store does not have"),
         (Defect::HasItsOwnTime, FIXED, "It has to stand still"),

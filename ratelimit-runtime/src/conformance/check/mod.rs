@@ -17,7 +17,7 @@ use self::{
         charge_beside_hold, end_of_lease, exclusive, held, held_by_others, held_with, partial, refund_held, renew,
         renew_again, renew_late, renew_together, settle, settle_above, settle_late, settle_twice,
     },
-    refunds::{change, refund, refund_late, refund_part, reset},
+    refunds::{change, receipts, refund, refund_late, refund_part, reset},
     scenario::{Checked, LEASE, LONG_LEASE, MILLISECOND, rule_by},
     several::{concurrent_calls, concurrent_requests, several},
     time::{longest_wait, period, reset_after, retry, slots},
@@ -123,6 +123,9 @@ async fn check_charges(
     refund(trial("a refunded cost is available again"), rule).await?;
     if capabilities(rule.algorithm()).holds == HoldSupport::Refunded {
         refund_part(trial("of a part of a cost that is refunded, the rest still counts"), rule).await?;
+    }
+    if capabilities(rule.algorithm()).has_prefetch {
+        receipts(trial("the first number of a receipt identifies the window"), rule).await?;
     }
     refund_late(trial("an expired charge is not refunded, and no later window is credited"), rule).await?;
     reset(trial("a counter that was reset is a fresh one"), rule).await?;

@@ -40,6 +40,20 @@ pub(super) async fn refund_part(mut trial: Trial<'_>, rule: Rule) -> Checked {
     Ok(())
 }
 
+/// For prefetched permits: see [`Charge::receipt`](crate::store::Charge::receipt).
+pub(super) async fn receipts(mut trial: Trial<'_>, rule: Rule) -> Checked {
+    let mut grants = Vec::new();
+    for _ in 0..2 {
+        trial.charge(&rule, 0, 1).await?;
+        grants.extend(trial.pop_grant(0));
+        trial.pass(trial.reset_after / 2);
+    }
+    trial.pass(trial.reset_after);
+    trial.charge(&rule, 0, 1).await?;
+    grants.extend(trial.pop_grant(0));
+    trial.compare_windows(&grants)
+}
+
 pub(super) async fn refund_late(mut trial: Trial<'_>, rule: Rule) -> Checked {
     let third = Duration::from_millis(rule.period_ms() / 3);
     for (key, pause) in

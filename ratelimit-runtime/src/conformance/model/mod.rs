@@ -31,7 +31,8 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     counters: HashMap<CounterName, ModelCounter>,
-    /// Every charge ever granted. A receipt is an index into it.
+    /// Every charge ever granted. The second number of a receipt is an index into it, the first one is the time of the
+    /// first charge of its window.
     granted: Vec<GrantRecord>,
 }
 
@@ -72,12 +73,13 @@ impl Model {
                 charge.cost = if allow_partial { charge.cost.min(remaining) } else { charge.cost };
                 counter.held.push(ModelHold { id, cost: charge.cost.into(), ends_us: end_of_lease_us(charge, now) });
             } else {
-                charge.receipt = [self.granted.len() as u64, 0];
-                counter.charge(&charge.rule, now, charge.cost.into(), charge.receipt[0]);
+                let index = self.granted.len() as u64;
+                counter.charge(&charge.rule, now, charge.cost.into(), index);
                 if charge.settles {
                     counter.settles(&charge.rule, now);
                 }
                 let first_us = first_us(counter, &self.granted, now);
+                charge.receipt = [whole(first_us), index];
                 self.granted.push(GrantRecord { at_us: now, first_us, level: counter.level });
             }
             charge.decision = counter.decision(&charge.rule, now, 0, 0);
@@ -92,7 +94,7 @@ impl Model {
                 back += self.end_hold(micros(now), charge).map_or(0, |held| whole(held.cost));
                 continue;
             }
-            let receipt = charge.receipt[0];
+            let receipt = charge.receipt[1];
             let granted = usize::try_from(receipt).ok().and_then(|at| self.granted.get(at));
             let Some(&granted) = granted else { continue };
             let counter = self.counters.entry(charge.counter.clone()).or_default();
@@ -161,9 +163,9 @@ impl Model {
         }
         let tick = tick_us(&charge.rule);
         let Some((round_up, modulus)) = (definition(&charge.rule).alias)(&charge.rule) else { return false };
-        let granted = usize::try_from(charge.receipt[0]).ok().and_then(|at| self.granted.get(at));
+        let granted = usize::try_from(charge.receipt[1]).ok().and_then(|at| self.granted.get(at));
         let (Some(granted), Some(counter)) = (granted, self.counters.get(&charge.counter)) else { return false };
-        let own = counter.charges.iter().find(|other| other.receipt == charge.receipt[0]);
+        let own = counter.charges.iter().find(|other| other.receipt == charge.receipt[1]);
         let is_own = |other: &&CountedCharge| own.is_some_and(|own| own.ends_us == other.ends_us);
         let tick_of = |at_us: i128| (at_us + round_up) / tick;
         let others = || counter.charges.iter().filter(|other| !is_own(other)).map(|other| tick_of(other.at_us));

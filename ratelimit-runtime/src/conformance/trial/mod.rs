@@ -333,6 +333,20 @@ impl<'a> Trial<'a> {
         Ok(expected)
     }
 
+    /// Compares which of these charges were made in one window, by the first numbers of their receipts.
+    pub(super) fn compare_windows(&mut self, grants: &[Grant]) -> Result<(), Broken> {
+        fn are_of_one<'a>(charges: impl Iterator<Item = &'a Charges>) -> Vec<bool> {
+            let windows: Vec<_> = charges.flat_map(|charges| charges.iter().map(|charge| charge.receipt[0])).collect();
+            windows.windows(2).map(|pair| pair[0] == pair[1]).collect()
+        }
+        let expected = are_of_one(grants.iter().map(|grant| &grant.charges));
+        let stores = 0..self.stores.len();
+        let answers: Vec<_> = stores.map(|at| are_of_one(grants.iter().map(|grant| &grant.theirs[at]))).collect();
+        self.compare("the first numbers of successive receipts", &expected, &answers, |are_equal| {
+            format!("equal to the one before: {are_equal:?}")
+        })
+    }
+
     /// Resets the rule's counter for a key.
     pub(super) async fn reset(&mut self, rule: &Rule, key: u64) -> Result<(), Broken> {
         let counter = self.new_charge(rule, key, 0).counter;
