@@ -91,9 +91,13 @@ impl OverrideTable {
         self.version(rule, key).map_or(Some(Cow::Borrowed(rule)), |version| version.applied(rule, kind))
     }
 
-    /// The rule in force for a key in the calls that were made, whatever their kind. `None` if it is disabled.
+    /// The rule in force for a key in calls of the kind that was made first, with this entry of the file or an
+    /// earlier one, or with the entry of all keys. `None` if it is disabled.
     pub(crate) fn apply_as_calls<'a>(&'a self, rule: &'a Rule, key: &Key) -> Option<Cow<'a, Rule>> {
-        self.version(rule, key).map_or(Some(Cow::Borrowed(rule)), |version| version.applied_as_calls(rule))
+        let Some(version) = self.version(rule, key) else { return Some(Cow::Borrowed(rule)) };
+        let all = self.by_prefix.get(rule.prefix()).map(|entry| &*entry.all);
+        let kind = iter::once(version).chain(all).find_map(|version| version.kind_of_calls(rule));
+        version.latest_fitting(rule, kind.unwrap_or_default()).map(Cow::Owned)
     }
 
     /// Reports unused prefixes when the trial is over. The clock is read in each of the first calls,
@@ -163,6 +167,8 @@ pub(super) struct OverrideVersion {
     /// The log has a warning that calls ignore their ban.
     is_ban_reported: AtomicBool,
     first: OnceLock<AppliedRule>,
+    /// The rule and the kind of the first call with an earlier version.
+    first_before: Option<(Rule, CallKind)>,
     /// Earlier versions, newest first: the last that fits each kind of call, and some that no call has
     /// tried.
     pub(super) before: Vec<Arc<Self>>,
@@ -191,7 +197,9 @@ impl OverrideVersion {
             }
             known |= fits;
         }
-        Arc::new(Self { settings, before: kept, ..Self::default() })
+        let first =
+            before.and_then(|before| before.first.get().map(|first| (first.code, first.kind)).or(before.first_before));
+        Arc::new(Self { settings, before: kept, first_before: first, ..Self::default() })
     }
 
     /// A copy without earlier versions, which would otherwise accumulate.
@@ -203,7 +211,8 @@ impl OverrideVersion {
     /// Whether a call has tried these settings, or earlier ones.
     fn is_used(&self) -> bool {
         let was_tried = |version: &Arc<Self>| version.fits.load(Ordering::Relaxed) != 0;
-        self.first.get().is_some() || self.before.iter().any(was_tried)
+        let was_seen = self.fits.load(Ordering::Relaxed) != 0 || self.is_reported.load(Ordering::Relaxed);
+        was_seen || self.first.get().is_some() || self.before.iter().any(was_tried)
     }
 
     /// See [`OverrideVersion::latest_fitting`].
@@ -220,12 +229,10 @@ impl OverrideVersion {
         self.latest_fitting(code, kind).map(Cow::Owned)
     }
 
-    /// See [`OverrideTable::apply_as_calls`].
-    fn applied_as_calls(&self, code: &Rule) -> Option<Cow<'_, Rule>> {
-        match self.first.get() {
-            Some(first) if first.code == *code => first.applied.as_ref().map(Cow::Borrowed),
-            _ => self.latest_fitting(code, CallKind::default()).map(Cow::Owned),
-        }
+    /// The kind of the first call with this rule of the code. `None` if there was none.
+    fn kind_of_calls(&self, code: &Rule) -> Option<CallKind> {
+        let first = self.first.get().map(|first| (first.code, first.kind)).or(self.first_before);
+        first.filter(|(its, _)| its == code).map(|(_, kind)| kind)
     }
 
     /// The rule of the code with the newest settings that fit it, or else as it is. `None` if it is

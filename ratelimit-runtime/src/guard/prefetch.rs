@@ -110,8 +110,9 @@ impl Guard {
         self.0.store.decide(request.into()).map(move |mut batch| {
             for request in batch.iter_mut().filter(|request| request.outcome.is_ok()) {
                 for Charge { decision, counter, rule, cost, .. } in &mut *request.charges {
-                    let left = guard.batches.left(counter.id(), guard.clock.now_us());
-                    decision.remaining = (decision.remaining + left).min(rule.limit());
+                    let now_us = guard.clock.now_us();
+                    decision.remaining =
+                        guard.batches.remaining(counter.id(), rule.count(), decision.remaining, now_us);
                     if *cost <= decision.remaining {
                         decision.retry_after_ms = u64::MAX;
                         request.outcome = Ok(true);

@@ -173,9 +173,17 @@ impl QuotaBatches {
         Ok((spent, prefetch))
     }
 
-    /// The quota of a counter that is here.
-    pub(super) fn left(&self, id: CounterId, now_us: u64) -> u64 {
-        self.shard(id).batches.get(&id).map_or(0, |batch| batch.left_at(now_us))
+    /// What remains of a count: at the store, and of the quota that is here.
+    pub(super) fn remaining(&self, id: CounterId, count: u64, at_store: u64, now_us: u64) -> u64 {
+        let shard = self.shard(id);
+        let Some(batch) = shard.batches.get(&id) else { return at_store };
+        let left = batch.left_at(now_us);
+        if at_store > 0 || batch.rule.count() <= count {
+            return (at_store + left).min(count);
+        }
+        // More than this count may be charged, so a part of the quota gives no room when it is refunded.
+        let charged = batch.rule.count().saturating_sub(batch.remaining);
+        count.saturating_sub(charged.saturating_sub(left)).min(left)
     }
 
     /// Spends quota that is here, or joins the callers who wait for a prefetch.
@@ -243,7 +251,8 @@ impl QuotaBatches {
     ) -> FollowUp {
         let mut follow_up = FollowUp::default();
         let mut shard = self.shard(prefetch.id);
-        let Some(batch) = shard.batches.get_mut(&prefetch.id) else { return follow_up };
+        let QuotaShard { batches, is_closed, .. } = &mut *shard;
+        let Some(batch) = batches.get_mut(&prefetch.id) else { return follow_up };
         batch.is_prefetching = false;
         let mut remaining = batch.rule.count();
         match result {
@@ -266,8 +275,8 @@ impl QuotaBatches {
         }
         if batch.has_waiting() {
             follow_up.prefetch = Some(batch.next_prefetch(prefetch.id, remaining, now_us));
-        } else {
-            follow_up.refund = batch.owed.take();
+        } else if !*is_closed {
+            follow_up.refund = batch.owed.take(); // otherwise `drain` takes it
         }
         follow_up
     }
@@ -664,7 +673,7 @@ mod tests {
             let batches = QuotaBatches::new();
             let (first, _one) = wait(&batches, 100, 1, START);
             assert!(charge(&batches, &first.unwrap(), 50, 60_000, START, START).is_none());
-            let left = batches.left(counter(1).id(), START);
+            let left = batches.remaining(counter(1).id(), 100, 0, START);
             let (under_way, gone) = wait(&batches, 100, left + 1, START);
             drop(gone);
             let (next, mut answer) = wait(&batches, 20, 1, START);
@@ -771,7 +780,7 @@ mod tests {
         }
         let [first, second, third] = others;
         assert_eq!([large, first, second, third].map(|mut answer| is_spent(&mut answer)), [false, true, false, true]);
-        assert_eq!(batches.left(counter(1).id(), START), 0);
+        assert_eq!(batches.remaining(counter(1).id(), 100, 0, START), 0);
     }
 
     /// The permits that a caller waits for are charged under its count. A caller with another count asks the

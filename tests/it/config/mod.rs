@@ -565,6 +565,32 @@ async fn a_counter_is_peeked_at_and_banned_by_the_rule_of_its_calls() {
 }
 
 #[tokio::test]
+async fn a_ban_is_by_the_rule_of_calls_before_a_change_of_the_file_and_of_other_keys() {
+    let rule = Rule::new("item", 10, 60 * MINUTE).with_algorithm(Algorithm::SlidingLog);
+    let text = "[rules.item]\nalgorithm = \"TokenBucket\"\n[rules.item.keys.2]\ncount = 9";
+    let rules = Rules::parse(text).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    drop(limiter.reserve(&rule, 1, 3).await.unwrap());
+    limiter.ban(&rule, 2, MINUTE).await.unwrap(); // without a call
+    assert_eq!(limiter.reserve(&rule, 2, 1).await.unwrap_err().cause(), Cause::Banned);
+    rules.replace(&format!("{text}\n[rules.other]\ncount = 1")).unwrap();
+    limiter.ban(&rule, 1, MINUTE).await.unwrap();
+    assert_eq!(limiter.reserve(&rule, 1, 1).await.unwrap_err().cause(), Cause::Banned);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prefix_that_is_peeked_at_is_used() {
+    let (log, _guard) = Log::install();
+    let limiter = with("[rules.item]\ncount = 5\n[rules.order]\ncount = 5").await;
+    for _ in 0..3 {
+        limiter.acquire(&Rule::new("order", 5, MINUTE), 1).await.unwrap();
+        limiter.peek(&ITEM, "alice").await.unwrap();
+        tokio::time::advance(2 * MINUTE).await;
+    }
+    assert_eq!(log.with("no call has used"), []);
+}
+
+#[tokio::test]
 async fn a_ban_of_the_file_is_ignored_by_calls_that_wait() {
     let (log, _guard) = Log::install();
     let limiter = with("[rules.item]\ncount = 3\nban = \"10m\"").await;

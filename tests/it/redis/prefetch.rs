@@ -336,6 +336,32 @@ async fn a_cached_denial_does_not_keep_permits_of_an_old_count() {
 }
 
 #[tokio::test]
+async fn a_peek_under_a_lower_count_counts_only_permits_that_give_room() {
+    let (limiter, _store, _clock) = on_plain_store();
+    let with_count = |count| hourly(count, FIXED).with_prefetch(10);
+    limiter.acquire_n(&with_count(100), 1, 41).await.unwrap(); // 50 are charged, 9 of them are here
+    for (count, remaining) in [(100, 59), (60, 19), (50, 9), (45, 4), (41, 0), (20, 0)] {
+        let seen = limiter.peek(&with_count(count), 1).await.unwrap();
+        assert_eq!((seen.remaining(), seen.retry_after().is_some()), (remaining, remaining == 0), "{count}");
+    }
+    exceeded(limiter.acquire(&with_count(20), 1).await);
+}
+
+#[tokio::test]
+async fn close_counts_permits_that_come_back_under_another_count() {
+    let (limiter, store, _clock) = on_plain_store();
+    let [old, new] = [100, 20].map(|count| hourly(count, FIXED).with_prefetch(10));
+    store.hold();
+    let one = begin(Box::pin(limiter.acquire(&old, 1)));
+    eventually("its prefetch is on its way", async || store.calls() == 1).await;
+    drop(one);
+    drop(begin(Box::pin(limiter.acquire(&new, 1))));
+    let closing = begin(Box::pin(limiter.close()));
+    store.release();
+    assert_eq!(ends(closing).await, 10);
+}
+
+#[tokio::test]
 async fn a_refund_under_a_higher_count_is_not_spent_under_a_lower_one() {
     let (limiter, store, _clock) = on_plain_store();
     let [few, many] = [5, 100].map(|count| hourly(count, FIXED).with_prefetch(2));
