@@ -112,7 +112,7 @@ impl Scene {
     fn check(&self, spent: u64, charged_before: u64) {
         let charged = self.window.lock().unwrap().charged;
         assert!(charged <= COUNT, "{charged} charged");
-        assert_eq!(self.batches.left(id(), 0) + spent + charged_before, charged);
+        assert_eq!(self.batches.remaining(id(), COUNT, 0, 0) + spent + charged_before, charged);
         let shard = self.batches.shard(id());
         let batch = shard.batches.get(&id());
         assert!(
@@ -176,7 +176,7 @@ fn no_quota_survives_a_completed_reset() {
         let other = start(&scene, |scene| cost(scene.acquire(1)));
         scene.reset();
         let quota_is_of_this_window = || {
-            let left = scene.batches.left(id(), 0);
+            let left = scene.batches.remaining(id(), COUNT, 0, 0);
             let Window { opened, charged } = *scene.window.lock().unwrap();
             assert!(
                 left == 0 || scene.batches.charge(id(), [opened, 0], left).is_some(),
