@@ -114,6 +114,14 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// Number of callers who wait for its reply.
+    pub(super) fn callers(&self) -> usize {
+        match self {
+            Self::Command(_) => 1,
+            Self::Batch(entries) | Self::Repeat(entries) => entries.iter().map(SentEntry::callers).sum(),
+        }
+    }
+
     /// Number of replies that its reply is split into.
     pub(super) fn len(&self) -> usize {
         match self {

@@ -134,11 +134,11 @@ struct CountMissedOnDrop<'a> {
 }
 
 impl CountMissedOnDrop<'_> {
-    /// Awaits the reply. If the caller has left and the background polls, that counts like a drop.
+    /// Awaits the reply. If the background polls after the caller has left or is late, that counts like a drop.
     async fn reply<T>(&mut self, mut reply: Pin<&mut impl Future<Output = T>>) -> T {
         poll_fn(|context| {
             let reply = reply.as_mut().poll(context);
-            if reply.is_pending() && self.pool.caller_has_left() {
+            if reply.is_pending() && (self.pool.caller_has_left() || self.pool.is_late_in_background(self.at)) {
                 self.count_missed();
             }
             reply
@@ -152,9 +152,8 @@ impl CountMissedOnDrop<'_> {
             return;
         }
         // A caller who leaves before the deadline says nothing about the server, so the server is
-        // probed. A tenth is subtracted because the deadline began before the commands were sent.
-        let deadline = pool.endpoint.options.deadline;
-        if pool.since(at) < deadline.saturating_sub(deadline / 10) {
+        // probed.
+        if !pool.is_late(at) {
             if !missed.answered_since(at) {
                 pool.suspected.notify_one();
             }

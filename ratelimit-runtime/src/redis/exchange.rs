@@ -10,15 +10,13 @@ use crate::store::StoreError;
 
 /// Sends packets in one go. Replies for each command and each entry, in order.
 ///
-/// `callers`: how many wait for the replies. With `asking`, a node that is importing the slot runs
-/// the commands too.
+/// With `asking`, a node that is importing the slot runs the commands too.
 pub(super) async fn send(
     connection: &mut Connection<'_>,
     packets: &[Packet<'_>],
-    callers: usize,
     asking: bool,
 ) -> Result<Vec<EntryReply>, StoreError> {
-    let replies = send_scripts(connection, packets, callers, asking).await?;
+    let replies = send_scripts(connection, packets, asking).await?;
     let mut entry_replies = Vec::with_capacity(packets.iter().map(Packet::len).sum());
     let mut refused = Vec::new();
     for (packet, reply) in packets.iter().zip(replies) {
@@ -36,7 +34,7 @@ pub(super) async fn send(
         // Others do not wait for this round trip, nor lose their reply with it.
         let entries = packets.iter().flat_map(Packet::entries).zip(&entry_replies).enumerate();
         entries.filter(|(at, _)| !places.contains(at)).for_each(|(_, (entry, reply))| entry.answer(reply.clone()));
-        let replies = send_scripts(connection, &again, callers, asking).await?;
+        let replies = send_scripts(connection, &again, asking).await?;
         let mut single = Vec::with_capacity(again.len());
         again.iter().zip(replies).for_each(|(packet, reply)| packet.parse(reply, &mut single));
         places.into_iter().zip(single).for_each(|(at, reply)| entry_replies[at] = reply);
@@ -48,10 +46,9 @@ pub(super) async fn send(
 async fn send_scripts(
     connection: &mut Connection<'_>,
     packets: &[Packet<'_>],
-    callers: usize,
     asking: bool,
 ) -> Result<Vec<Value>, StoreError> {
-    let mut replies = send_once(connection, packets.iter(), callers, true, asking).await?;
+    let mut replies = send_once(connection, packets.iter(), true, asking).await?;
     let is_unknown = |reply: &Value| is_error(reply, ServerErrorKind::NoScript);
     let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_unknown(&replies[at])).collect();
     if !unknown.is_empty() {
@@ -65,7 +62,7 @@ async fn send_scripts(
         }
         // On the same connection: another server may lack the script too.
         let again = unknown.iter().map(|&at| &packets[at]);
-        let again = send_once(connection, again, callers, false, asking).await?;
+        let again = send_once(connection, again, false, asking).await?;
         for (at, reply) in unknown.into_iter().zip(again) {
             replies[at] = reply;
         }
@@ -75,11 +72,12 @@ async fn send_scripts(
 
 async fn send_once<'a>(
     connection: &mut Connection<'_>,
-    packets: impl ExactSizeIterator<Item = &'a Packet<'a>>,
-    callers: usize,
+    packets: impl ExactSizeIterator<Item = &'a Packet<'a>> + Clone,
     by_digest: bool,
     asking: bool,
 ) -> Result<Vec<Value>, StoreError> {
+    // Not those who have their reply from an earlier try.
+    let callers = packets.clone().map(Packet::callers).sum();
     if !asking {
         return connection.send(packets.map(|packet| packet.encode(by_digest)), callers).await;
     }

@@ -87,6 +87,18 @@ impl ConnectionPool {
         background::is_here() && !self.is_background
     }
 
+    /// The deadline of commands that were sent then is over. A tenth is subtracted, because it began before.
+    pub(super) fn is_late(&self, sent: u64) -> bool {
+        let deadline = self.endpoint.options.deadline;
+        self.since(sent) >= deadline.saturating_sub(deadline / 10)
+    }
+
+    /// A late caller of the background runtime has left, too: its clean-up polls for the reply, on the same
+    /// runtime.
+    pub(super) fn is_late_in_background(&self, sent: u64) -> bool {
+        self.is_background && self.is_late(sent)
+    }
+
     /// One of the open connections, in turn. `None` while the first one is being opened.
     pub(super) fn pick(&self) -> Option<Result<OpenConnection, StoreError>> {
         match &*self.state.borrow() {

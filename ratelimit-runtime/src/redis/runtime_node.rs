@@ -88,19 +88,19 @@ impl RuntimeNode {
         if matches!(command, Command::Decide { .. }) {
             observe::store_round_trip(1);
         }
-        let sent = exchange::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
+        let sent = exchange::send(&mut connection, &[Packet::Command(&command)], asking).await;
         let reply = sent.map(|replies| replies.into_iter().next().map(|reply| reply.reply).unwrap_or_default());
         (command, reply.map_err(SendError::Indeterminate))
     }
 
     /// Sends entries and hands out their results. Times out callers meanwhile, sent or waiting.
     async fn send_batch(&self, connection: &mut Connection<'_>, mut entries: Vec<SentEntry>) {
-        let (ends, callers) = (self.times_out_at(self.queue.now_ms()), entries.iter().map(SentEntry::callers).sum());
+        let ends = self.times_out_at(self.queue.now_ms());
         let mut tick = entries.iter().map(SentEntry::since_ms).min().map_or(ends, |since| self.times_out_at(since));
         Packet::sort(&mut entries);
         let replies = {
             let packets = Packet::group(&entries);
-            let mut sending = pin!(exchange::send(connection, &packets, callers, false));
+            let mut sending = pin!(exchange::send(connection, &packets, false));
             loop {
                 if let Ok(replies) = timeout(self.until(tick), &mut sending).await {
                     break replies;

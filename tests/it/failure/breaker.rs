@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelimit_harness::{Mode, Proxy, RedisServer};
-use ratelimit_runtime::{Cause, Health, Limiter, OnStoreError};
+use ratelimit_runtime::{Cause, Health, Limiter, OnStoreError, RequestPerMinute, limit_request_per_time};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -34,6 +34,25 @@ async fn the_breaker_opens_when_the_server_halts_and_closes_when_it_resumes() {
         decides_again(&limiter).await;
         assert_eq!(admitted(&limiter, &hourly(40, LOG), key, 50).await, 40, "by the server");
     }
+}
+
+/// Their replies are awaited in the background, on the runtime that has sent them.
+#[test]
+fn blocking_calls_that_are_settled_later_open_the_breaker() {
+    #[limit_request_per_time("settled", 1, Hours, 4000, cost = Settled(max = 1, |_| 1), limiter = limiter, blocking)]
+    fn work(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+    let server = RedisServer::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let limiter = runtime.block_on(limiter(&server.url(), OnStoreError::Deny));
+    while work(&limiter).is_err() {} // the background runtime connects
+    server.stop();
+    for _ in 0..5 {
+        assert_eq!(work(&limiter).unwrap_err().cause(), Cause::Unavailable);
+    }
+    let refused = work(&limiter).unwrap_err().to_string();
+    assert!(refused.contains("calls in a row had no answer"), "{refused}");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use ratelimit_harness::{Mode, Proxy, RedisCluster, RedisServer};
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Rule};
+use tokio::time::sleep;
 
 use crate::support::servers::script_calls;
 use crate::support::{ALGORITHMS, ALIGNED, BUCKET, By, FIXED, LOG, SLIDING};
@@ -335,6 +336,27 @@ async fn a_reply_does_not_wait_for_the_second_try_of_others() {
     }
     proxy.set(Mode::Delay(Duration::from_millis(600)));
     round().await.expect("the server answered within the deadline");
+}
+
+/// Three callers of the round trip have their replies. The second try is for one.
+#[tokio::test]
+async fn a_late_second_try_counts_for_its_own_caller_only() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).on_store_error(OnStoreError::Deny);
+    let limiter = builder.deadline(Duration::from_secs(2)).build().await.unwrap();
+    let (known, unknown) = (rule("item", 100, FIXED), rule("item", 100, BUCKET));
+    let four = || join_all((0..4).map(|key| limiter.acquire(&known, key))); // one alone, three in a batch
+    assert!(four().await.iter().all(Result::is_ok)); // the server knows these scripts
+    proxy.set(Mode::Delay(Duration::from_millis(40)));
+    let answered = async {
+        assert!(four().await.iter().all(Result::is_ok));
+        proxy.set(Mode::DropReplies); // the second try is on its way
+    };
+    let ((), late) = tokio::join!(answered, limiter.acquire(&unknown, 9));
+    assert_eq!(late.unwrap_err().cause(), Cause::Unavailable);
+    sleep(Duration::from_millis(20)).await; // the batch ends
+    assert!(limiter.acquire(&known, 1).now_or_never().is_none(), "one missed reply opened the breaker");
 }
 
 /// The server lacks the script of another packet, whose second try takes longer than the deadline.

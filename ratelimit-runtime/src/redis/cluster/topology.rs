@@ -174,12 +174,15 @@ impl ClusterTopology {
     /// Pause before the next round. `None` if another task has taken over.
     fn pause(&self, task: u64) -> Option<Duration> {
         let mut refresh = self.lock_refresh();
+        if refresh.task != task {
+            return None;
+        }
         let since = refresh.last.map_or(Duration::MAX, |last| last.elapsed());
         if since > 2 * LONGEST_PAUSE {
             refresh.pause = PAUSE;
         }
         refresh.alive = Some(Instant::now());
-        (refresh.task == task).then(|| refresh.pause.saturating_sub(since))
+        Some(refresh.pause.saturating_sub(since))
     }
 
     /// Runs beside a round: gives signs of life, and lets waiting callers fail after the deadline.
@@ -350,5 +353,21 @@ impl Drop for RefreshTask {
 impl fmt::Display for ClusterTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         addresses(&self.seeds.clients).fmt(f)
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_another_has_replaced_gives_no_sign_of_life() {
+        let options = NodeOptions { deadline: PATIENCE, connections: 1, is_batching: true };
+        let topology = ClusterTopology::new(vec![Client::open("redis://127.0.0.1:1").unwrap()], options);
+        topology.lock_refresh().task = 2;
+        assert_eq!(topology.pause(1), None);
+        assert!(topology.lock_refresh().alive.is_none());
+        assert!(topology.pause(2).is_some());
+        assert!(topology.lock_refresh().alive.is_some());
     }
 }
