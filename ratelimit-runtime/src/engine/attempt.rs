@@ -72,7 +72,12 @@ fn try_acquire_rule(
         Attempt::Decided => {
             // Made in its place: a copy of it takes longer than the decision.
             let refused = refused.insert(RequestPerMinute::exceeded(rule, cost, &query.outcome.decision(rule.limit())));
-            record(engine, refused, key);
+            if observe::records_refusals() {
+                observe::refused(refused);
+            }
+            if engine.settings().names_keys {
+                add_key(refused, key);
+            }
             Some(Decided::Refused)
         }
         Attempt::Pending | Attempt::Unsupported => None,
@@ -98,20 +103,11 @@ pub(super) fn exceeded<T>(
     Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()))))
 }
 
+/// Records a refusal of its own: a refusal that others have seen is not made in its place.
 #[inline(never)]
 fn record_exceeded(rule: &Rule, cost: u64, remaining: u64, retry_after_ms: u64) {
     let decision = Outcome::denied(remaining, retry_after_ms).decision(rule.limit());
     observe::refused(&RequestPerMinute::exceeded(rule, cost, &decision));
-}
-
-#[inline]
-fn record(engine: &Engine, refused: &mut RequestPerMinute, key: &Key) {
-    if observe::records_refusals() {
-        observe::refused(refused);
-    }
-    if engine.settings().names_keys {
-        add_key(refused, key);
-    }
 }
 
 #[cold]
