@@ -4,25 +4,54 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::ext::IdentExt as _;
 use syn::{
-    Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference, PatSlice, PatTuple, PatTupleStruct, PatType,
-    PathArguments, Stmt, Type, TypeParamBound, UnOp,
+    Expr, ExprAsync, ExprBlock, ExprReturn, GenericArgument, Local, Pat, PatIdent, PatParen, PatReference, PatSlice,
+    PatTuple, PatTupleStruct, PatType, PathArguments, Stmt, Type, TypeParamBound, UnOp,
 };
 
-/// The async block that a body ends in, also as an argument of `Box::pin`, or behind a method such
-/// as `.boxed()`.
-pub(crate) fn tail(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
-    tail_behind(statements, &mut |_| {})
+/// How a body ends.
+pub(crate) enum Tail<'a> {
+    /// In an async block, also as an argument of `Box::pin`, or behind a method such as `.boxed()`.
+    Block(&'a mut ExprAsync),
+    /// In an async block of a branch or of a variable: more than one place would need the limit.
+    OneOfSeveral,
+    /// In a variable.
+    Variable(&'a Ident),
+    Other,
 }
 
-/// [`tail`]. Calls `see` with the statements in front of it, those of each block around it.
-fn tail_behind<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt])) -> Option<&'a mut ExprAsync> {
-    let (last, front) = statements.split_last_mut()?;
-    see(front);
-    match last {
-        Stmt::Expr(expr, None) => future_of(expr, see),
-        Stmt::Expr(Expr::Return(returned), _) => future_of(returned.expr.as_mut()?, see),
+/// The async block that a body ends in.
+pub(crate) fn tail_block(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
+    match tail(statements, &mut |_| {}) {
+        Tail::Block(block) => Some(block),
         _ => None,
     }
+}
+
+/// How `statements` end. Calls `see` with the statements in front of the end, those of each block around it.
+pub(crate) fn tail<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
+    let Some((last, front)) = statements.split_last_mut() else { return Tail::Other };
+    see(front);
+    let tail = match last {
+        Stmt::Expr(expr, None) | Stmt::Expr(expr @ Expr::Return(_), _) => tail_of(expr, see),
+        _ => Tail::Other,
+    };
+    match tail {
+        Tail::Variable(name) if front.iter_mut().any(|statement| is_block_of(name, statement)) => Tail::OneOfSeveral,
+        tail => tail,
+    }
+}
+
+/// True for `let name = async { .. }`.
+fn is_block_of(name: &Ident, statement: &mut Stmt) -> bool {
+    let Stmt::Local(Local { pat, init: Some(init), .. }) = statement else { return false };
+    let mut names = Vec::new();
+    bind(pat, &mut names);
+    names.contains(name) && has_block(tail_of(&mut init.expr, &mut |_| {}))
+}
+
+/// True if a function that ends so returns a future.
+pub(crate) fn has_block(tail: Tail<'_>) -> bool {
+    matches!(tail, Tail::Block(_) | Tail::OneOfSeveral)
 }
 
 /// Methods of a future whose result is a future with the same output.
@@ -39,35 +68,44 @@ const SAME_OUTPUT: [&str; 8] = [
     "in_span",
 ];
 
-fn future_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Option<&'a mut ExprAsync> {
+fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
+    let one_of = |any: bool| if any { Tail::OneOfSeveral } else { Tail::Other };
     match expr {
-        Expr::Async(block) => Some(block),
-        Expr::Group(group) => future_of(&mut group.expr, see),
-        Expr::Paren(paren) => future_of(&mut paren.expr, see),
-        Expr::Cast(cast) => future_of(&mut cast.expr, see),
-        Expr::Return(returned) => future_of(returned.expr.as_mut()?, see),
-        Expr::Block(block) if block.label.is_none() => tail_behind(&mut block.block.stmts, see),
-        // `Box::pin(..)`, `Pin::from(Box::new(..))`
-        Expr::Call(call) if call.args.len() == 1 => match &*call.func {
-            Expr::Path(path)
-                if path
-                    .path
-                    .segments
-                    .last()
-                    .is_some_and(|last| ["pin", "from", "new"].iter().any(|name| last.ident == name)) =>
-            {
-                future_of(call.args.first_mut()?, see)
-            }
-            _ => None,
-        },
-        Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => {
-            future_of(&mut call.receiver, see)
+        Expr::Async(block) => Tail::Block(block),
+        Expr::Path(path) => path.path.get_ident().map_or(Tail::Other, Tail::Variable),
+        Expr::Group(group) => tail_of(&mut group.expr, see),
+        Expr::Paren(paren) => tail_of(&mut paren.expr, see),
+        Expr::Cast(cast) => tail_of(&mut cast.expr, see),
+        Expr::Return(ExprReturn { expr: Some(returned), .. }) => tail_of(returned, see),
+        // A `break` leaves it, too.
+        Expr::Block(ExprBlock { label: Some(_), block, .. }) => one_of(has_block(tail(&mut block.stmts, see))),
+        Expr::Block(block) => tail(&mut block.block.stmts, see),
+        Expr::Unsafe(block) => tail(&mut block.block.stmts, see),
+        Expr::If(branch) => {
+            let other = branch.else_branch.as_mut().map_or(Tail::Other, |(_, other)| tail_of(other, see));
+            one_of(has_block(other) || has_block(tail(&mut branch.then_branch.stmts, see)))
         }
-        _ => None,
+        Expr::Match(matched) => one_of(matched.arms.iter_mut().any(|arm| has_block(tail_of(&mut arm.body, see)))),
+        Expr::Call(call) if call.args.len() == 1 && keeps_future(&call.func) => tail_of(&mut call.args[0], see),
+        Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => {
+            tail_of(&mut call.receiver, see)
+        }
+        _ => Tail::Other,
     }
 }
 
-/// The first `return` of a body that comes before its async block at the end, the [`tail`] of `statements`.
+/// True for `Box::pin`, `Pin::from`, `Box::new` and the like.
+fn keeps_future(function: &Expr) -> bool {
+    let Expr::Path(path) = function else { return false };
+    let mut names = path.path.segments.iter().rev().map(|segment| &segment.ident);
+    names.next().is_some_and(|name| {
+        name == "pin"
+            || ["from", "new", "into_pin"].iter().any(|maker| name == maker)
+                && names.next().is_some_and(|ty| ty == "Box" || ty == "Pin")
+    })
+}
+
+/// The first `return` of a body that comes before its async block at the end, the [`tail_block`] of `statements`.
 pub(crate) fn early_return(body: &TokenStream, statements: &[Stmt]) -> Option<Span> {
     // The text is searched first: it takes one request to the compiler, the tokens one each.
     if !body.to_string().contains("return") {
@@ -90,8 +128,8 @@ fn returns_of_tail(statements: &[Stmt]) -> usize {
 /// Adds each `return` with a value, but for those of closures, functions and async blocks inside.
 fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
     // Words that an expression may follow.
-    const BEFORE_EXPRESSION: [&str; 10] =
-        ["break", "else", "if", "in", "match", "move", "mut", "return", "static", "while"];
+    const BEFORE_EXPRESSION: [&str; 11] =
+        ["async", "break", "else", "if", "in", "match", "move", "mut", "return", "static", "while"];
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let is_word = |at: usize, word: &str| matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word);
     let is_sign = |at: usize, signs: &str| tokens.get(at).is_some_and(|token| is_punct(token, signs));
@@ -106,8 +144,10 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
     while let Some(token) = tokens.get(at) {
         at += 1;
         begins = match token {
-            TokenTree::Ident(word) if word == "async" => {
-                at = end_from(at, ";");
+            TokenTree::Ident(word)
+                if word == "async" && tokens.get(at + usize::from(is_word(at, "move"))).is_some_and(is_braced) =>
+            {
+                at = end_from(at, "");
                 false
             }
             // Not the type of a function.
@@ -228,7 +268,7 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
 // Output:
 //     a, b
 pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
-    let Some(future) = tail(statements) else {
+    let Some(future) = tail_block(statements) else {
         return Vec::new();
     };
     let mut names = Vec::new();
@@ -252,7 +292,7 @@ pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
 //     id
 pub(crate) fn rebound_names(statements: &mut [Stmt]) -> Vec<Ident> {
     let mut names = Vec::new();
-    tail_behind(statements, &mut |front| {
+    tail(statements, &mut |front| {
         for statement in front {
             if let Stmt::Local(local) = statement {
                 rebind(&local.pat, local.init.as_ref().map(|init| &*init.expr), &mut names);
@@ -272,7 +312,9 @@ fn rebind(pat: &Pat, init: Option<&Expr>, names: &mut Vec<Ident>) {
         _ => {
             let mut bound = Vec::new();
             bind(pat, &mut bound);
-            bound.retain(|name| !init.is_some_and(|init| is_copy_of(init, name)));
+            // A pattern such as `Id(id)` takes a part of the value.
+            let is_whole = matches!(pat, Pat::Ident(PatIdent { subpat: None, .. }));
+            bound.retain(|name| !(is_whole && init.is_some_and(|init| is_copy_of(init, name))));
             names.extend(bound);
         }
     }
@@ -296,7 +338,8 @@ fn is_copy_of(expr: &Expr, name: &Ident) -> bool {
             let mut path = function.path.segments.iter().rev().map(|segment| &segment.ident);
             let keeps = match (path.next(), path.next()) {
                 (Some(last), Some(ty)) if last == "new" => is_one_of(ty, &["Arc", "Box", "Rc"]),
-                (Some(last), _) => is_one_of(last, &["clone", "from"]),
+                (Some(last), Some(ty)) if last == "from" => is_one_of(ty, &["Arc", "Box", "Cow", "Rc", "String"]),
+                (Some(last), _) => last == "clone",
                 (None, _) => false,
             };
             keeps && is_copy_of(&call.args[0], name)
@@ -325,7 +368,7 @@ pub(crate) fn bind(pat: &Pat, names: &mut Vec<Ident>) {
     }
 }
 
-/// The first of `names` that `tokens` use. Fields and methods do not count.
+/// The first of `names` that `tokens` use, also as `{name}` in a string. Fields and methods do not count.
 pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
     let mut after_dot = false;
     for token in tokens {
@@ -334,12 +377,27 @@ pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
             TokenTree::Ident(ident) if !after_dot && names.iter().any(|name| name.unraw() == ident.unraw()) => {
                 Some(ident.clone())
             }
+            TokenTree::Literal(literal) => {
+                let text = literal.to_string();
+                let found = names.iter().find(|name| is_formatted(&text, &name.unraw().to_string()));
+                found.map(|name| Ident::new(&name.unraw().to_string(), literal.span()))
+            }
             _ => None,
         };
         if found.is_some() {
             return found;
         }
-        after_dot = matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '.');
+        after_dot = is_punct(&token, ".") && !after_dot; // the second dot of `..` stands in front of a value
     }
     None
+}
+
+/// True for `"{name}"`, `"{name:?}"` and `"{:name$}"`.
+fn is_formatted(text: &str, name: &str) -> bool {
+    text.match_indices(name).any(|(at, _)| {
+        let (before, behind) = (&text[..at], text[at + name.len()..].trim_start());
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        before.trim_end().ends_with('{') && behind.starts_with([':', '}'])
+            || !before.ends_with(is_word) && behind.starts_with('$')
+    })
 }

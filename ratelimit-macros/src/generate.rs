@@ -3,7 +3,7 @@
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
-use syn::{Expr, GenericArgument, Path, PathArguments, Type};
+use syn::{AssocType, Expr, GenericArgument, Path, PathArguments, Type, TypeParamBound};
 
 use crate::args::{
     CallArguments, CostArgument, Given, LimitAttribute, LimitKind, OnLimitArgument, OnStoreErrorArgument, RuleFields,
@@ -18,6 +18,7 @@ use crate::value::{self, Number};
 /// The code to put around a body.
 pub(crate) struct GeneratedCheck {
     prologue: TokenStream,
+    has_permit: bool,
     settlement: Option<Settlement>,
     /// The function `run_body` of the runtime, if the function is not async.
     run_body: Option<TokenStream>,
@@ -66,7 +67,9 @@ impl GeneratedCheck {
     // guard, are dropped before the await, so the future stays `Send`.
     //
     // A limit that is held until the call ends keeps its permit in this scope, which encloses the
-    // body.
+    // body. Before edition 2024, temporaries of the body's last expression outlive the scope: the arm
+    // of a `match` drops them earlier.
+    //     match () { () => '__ratelimit_body: { body } }
     //
     // With `blocking`, nothing is awaited:
     //     deciding.block()
@@ -96,6 +99,7 @@ impl GeneratedCheck {
             hygienic!(__ratelimit_deciding.await)
         };
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
+        let has_permit = permit.is_some();
         let prologue = match permit {
             None => hygienic! {
                 #joined
@@ -117,7 +121,7 @@ impl GeneratedCheck {
                 };
             },
         };
-        let mut check = Self { prologue, settlement, run_body };
+        let mut check = Self { prologue, has_permit, settlement, run_body };
         if limits.iter().any(|limit| limit.is_incomplete) {
             check.prologue = incomplete::strip(check.prologue);
             check.settlement = check
@@ -148,6 +152,7 @@ impl GeneratedCheck {
         let at = body.span();
         let labelled = quote_spanned!(at=> '__ratelimit_body: #body);
         match &self.settlement {
+            None if self.has_permit => hygienic!(#prologue match () { () => #labelled }),
             None => hygienic!(#prologue #labelled),
             Some(Settlement { type_hint, call }) => {
                 let mut block = Group::new(Delimiter::Brace, hygienic!(#type_hint #labelled));
@@ -261,19 +266,32 @@ fn infer_impl_types(ty: &mut Type) {
         Type::Paren(paren) => infer_impl_types(&mut paren.elem),
         Type::Reference(reference) => infer_impl_types(&mut reference.elem),
         Type::Array(array) => infer_impl_types(&mut array.elem),
+        Type::Slice(slice) => infer_impl_types(&mut slice.elem),
         Type::Tuple(tuple) => tuple.elems.iter_mut().for_each(infer_impl_types),
-        Type::Path(path) => {
-            for segment in &mut path.path.segments {
-                if let PathArguments::AngleBracketed(arguments) = &mut segment.arguments {
-                    for argument in &mut arguments.args {
-                        if let GenericArgument::Type(ty) = argument {
-                            infer_impl_types(ty);
-                        }
-                    }
+        Type::Path(path) => infer_in_path(&mut path.path),
+        Type::TraitObject(object) => {
+            for bound in &mut object.bounds {
+                if let TypeParamBound::Trait(bound) = bound {
+                    infer_in_path(&mut bound.path);
                 }
             }
         }
         _ => {}
+    }
+}
+
+fn infer_in_path(path: &mut Path) {
+    for segment in &mut path.segments {
+        if let PathArguments::AngleBracketed(arguments) = &mut segment.arguments {
+            for argument in &mut arguments.args {
+                match argument {
+                    GenericArgument::Type(ty) | GenericArgument::AssocType(AssocType { ty, .. }) => {
+                        infer_impl_types(ty);
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 }
 
@@ -542,3 +560,51 @@ fn refusal(
         _ => error,
     }
 }
+
+/// In an older edition too, a place is held until the temporaries of the body's last expression are dropped.
+///
+/// ```edition2021
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::future::Future;
+/// use std::task::{Context, Waker};
+///
+/// use ratelimit_runtime::{Limiter, RequestPerMinute, limit_concurrent_requests};
+///
+/// #[limit_concurrent_requests("connection", 1)]
+/// async fn query(connection: Connection) -> Result<u64, RequestPerMinute> {
+///     Ok(connection.open().answer())
+/// }
+///
+/// #[limit_concurrent_requests("connection", 1)]
+/// async fn next() -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
+///
+/// struct Connection;
+/// struct Open;
+///
+/// impl Connection {
+///     fn open(&self) -> Open {
+///         Open
+///     }
+/// }
+///
+/// impl Open {
+///     fn answer(&self) -> u64 {
+///         42
+///     }
+/// }
+///
+/// impl Drop for Open {
+///     fn drop(&mut self) {
+///         let next = std::pin::pin!(next()).poll(&mut Context::from_waker(Waker::noop()));
+///         assert!(matches!(next, std::task::Poll::Ready(Err(_))), "the place is free");
+///     }
+/// }
+///
+/// Limiter::in_memory().scope(query(Connection)).await.unwrap();
+/// # }
+/// ```
+#[cfg(doctest)]
+struct OlderEditions;

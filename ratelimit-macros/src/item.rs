@@ -9,7 +9,7 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{FutureOutput, bind, early_return, output_of_future, tail};
+use crate::future::{FutureOutput, bind, early_return, has_block, output_of_future, tail, tail_block};
 use crate::kind::AttributeKind;
 use crate::tokens::{block, ends, text};
 
@@ -180,7 +180,10 @@ pub(crate) enum InsertionPoint {
 impl Function {
     /// Returns true for an `async fn` and for a function that returns a future.
     pub(crate) fn is_async(&self) -> bool {
-        self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends_in_block().is_some()
+        let returns_block = |mut statements: Vec<Stmt>| has_block(tail(&mut statements, &mut |_| {}));
+        self.sig.asyncness.is_some()
+            || self.output_of_future().is_some()
+            || self.statements().is_some_and(returns_block)
     }
 
     /// `blocking`: the word of that name, if it is given.
@@ -220,7 +223,7 @@ impl Function {
             }
             return Ok(InsertionPoint::Block(block));
         }
-        if self.output_of_future().is_some() {
+        if self.is_async() {
             let message = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
             return fail(self.sig.ident.span(), message);
         }
@@ -241,13 +244,17 @@ impl Function {
         fail(self.sig.fn_token.span(), message)
     }
 
+    /// The statements of a body that ends in an async block.
     fn ends_in_block(&self) -> Option<Vec<Stmt>> {
+        let mut statements = self.statements()?;
+        tail_block(&mut statements).is_some().then_some(statements)
+    }
+
+    fn statements(&self) -> Option<Vec<Stmt>> {
         if matches!(self.sig.output, ReturnType::Default) {
             return None;
         }
-        let tokens = self.body.as_ref()?.tokens.clone();
-        let mut statements = Block::parse_within.parse2(tokens).ok()?;
-        tail(&mut statements).is_some().then_some(statements)
+        Block::parse_within.parse2(self.body.as_ref()?.tokens.clone()).ok()
     }
 
     fn output_of_future(&self) -> Option<FutureOutput<'_>> {
@@ -295,7 +302,7 @@ impl Function {
                 body.tokens = wrap(&block);
             }
             InsertionPoint::Block(mut statements) => {
-                if let Some(future) = tail(&mut statements) {
+                if let Some(future) = tail_block(&mut statements) {
                     let inner = &future.block.stmts;
                     let block = block(future.block.brace_token, quote!(#(#inner)*));
                     let limited = Expr::Verbatim(wrap(&block));

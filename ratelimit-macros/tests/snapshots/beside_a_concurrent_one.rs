@@ -50,5 +50,7 @@ async fn f(id: u64) -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: {}
+    match () {
+        () => '__ratelimit_body: {}
+    }
 }

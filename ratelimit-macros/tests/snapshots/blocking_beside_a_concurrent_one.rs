@@ -39,5 +39,9 @@ fn f() -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: { place.is_held() }
+    match () {
+        () => '__ratelimit_body: {
+            place.is_held()
+        }
+    }
 }

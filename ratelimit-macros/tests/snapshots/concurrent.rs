@@ -15,5 +15,9 @@ async fn f(id: u64) -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: { export(id).await }
+    match () {
+        () => '__ratelimit_body: {
+            export(id).await
+        }
+    }
 }

@@ -68,5 +68,7 @@ async fn f() -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: {}
+    match () {
+        () => '__ratelimit_body: {}
+    }
 }

@@ -20,7 +20,9 @@ impl Api {
                 );
             }
         };
-        '__ratelimit_body: {}
+        match () {
+            () => '__ratelimit_body: {}
+        }
     }
     fn put(&self) -> Pin<Box<dyn Future<Output = R>>> {
         Box::pin(async move {
@@ -69,7 +71,9 @@ impl Api {
                     );
                 }
             };
-            '__ratelimit_body: {}
+            match () {
+                () => '__ratelimit_body: {}
+            }
         })
     }
     async fn health(&self) {}

@@ -29,5 +29,9 @@ async fn f(&self, id: Option<u64>) -> R {
             return ::facade::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: { place.is_held() }
+    match () {
+        () => '__ratelimit_body: {
+            place.is_held()
+        }
+    }
 }

@@ -32,5 +32,9 @@ async fn f(user: u64) -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: { body() }
+    match () {
+        () => '__ratelimit_body: {
+            body()
+        }
+    }
 }

@@ -37,5 +37,9 @@ async fn f(budget: u64) -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: { query(permit.remaining_time()).await }
+    match () {
+        () => '__ratelimit_body: {
+            query(permit.remaining_time()).await
+        }
+    }
 }

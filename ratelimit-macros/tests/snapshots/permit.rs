@@ -14,5 +14,9 @@ async fn f() -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    '__ratelimit_body: { slot.refund().await }
+    match () {
+        () => '__ratelimit_body: {
+            slot.refund().await
+        }
+    }
 }

@@ -433,6 +433,14 @@ async fn a_settled_body_may_return_each_type_that_others_may() {
         Ok(number.parse::<u64>()?)
     }
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |_| 1))]
+    async fn unnamed_items() -> R<Box<dyn Iterator<Item = impl Display>>> {
+        Ok(Box::new([1].into_iter()))
+    }
+    #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |_| 1))]
+    async fn unnamed_slice() -> R<Box<[impl Display]>> {
+        Ok(vec![1].into_boxed_slice())
+    }
+    #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |_| 1))]
     async fn coerced(one: bool) -> R<Box<dyn Display>> {
         if one {
             return Ok(Box::new(1));
@@ -468,17 +476,18 @@ async fn a_settled_body_may_return_each_type_that_others_may() {
     let calls = async {
         assert_eq!(unnamed("5").await.unwrap().to_string(), "5");
         assert!(unnamed("five").await.is_err());
+        assert_eq!(unnamed_items().await.unwrap().count() + unnamed_slice().await.unwrap().len(), 2);
         assert_eq!(coerced(true).await.unwrap().to_string() + &coerced(false).await.unwrap().to_string(), "1two");
         let mut values = vec![String::from("a")];
         borrowed(&mut values, "name").await.unwrap().0.push('b');
         assert_eq!(values, ["ab"]);
-        assert_eq!(left(&limiter).await, 995);
+        assert_eq!(left(&limiter).await, 993);
         assert_eq!(sees_what_is_copied(5, "a".into()).await.unwrap(), "a5");
         assert_eq!(unsaid("four".into()).await.unwrap(), "four");
-        assert_eq!(left(&limiter).await, 986);
+        assert_eq!(left(&limiter).await, 984);
         assert!(diverges().now_or_never().is_none());
         assert_eq!(generic::<_, RequestPerMinute>(5).await.unwrap(), 5);
-        assert_eq!(left(&limiter).await, 885);
+        assert_eq!(left(&limiter).await, 883);
     };
     limiter.scope(calls).await;
     drop(send(coerced_is_send()));

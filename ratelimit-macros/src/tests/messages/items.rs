@@ -34,6 +34,15 @@ fn unsupported_items() {
             "every async function of this `impl` block is skipped: nothing is limited",
         ),
         ("impl S { async fn f() {} fn g() -> BoxFuture<R> { h() } }", future),
+        ("fn f() -> Alias { if a { Box::pin(async {}) } else { b() } }", future),
+        ("fn f() -> Alias { if a { b() } else if c { b() } else { Box::pin(async {}) } }", future),
+        ("fn f() -> Alias { match a { 1 => b(), _ => async {}.boxed() } }", future),
+        ("fn f() -> Alias { 'a: { Box::pin(async {}) } }", future),
+        ("fn f() -> Alias { let b = async {}; Box::pin(b) }", future),
+        ("fn f() -> Alias { let b: Alias = Box::pin(async {}); { b } }", future),
+        ("impl S { async fn f() {} fn g() -> Alias { if a { async {}.boxed() } else { b() } } }", future),
+        ("fn f() -> Job { Job::new(async {}) }", sync),
+        ("impl S { fn g() -> Job { Job::new(async {}) } }", "no async function in this `impl` block: nothing to limit"),
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
             "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_one(&charges).await {} }",
@@ -53,6 +62,9 @@ fn unsupported_items() {
         ("let (id, name) = (next(), name.clone());", true),
         ("let id = Thing::new(id);", true),
         ("let id = !id;", true),
+        ("let (id, _) = id;", true),
+        ("let Id(id) = id;", true),
+        ("let id = Shard::from(id);", true),
         ("let id = id;", false),
         ("let id = *id;", false),
         ("let id = (id);", false),
@@ -72,6 +84,18 @@ fn unsupported_items() {
         check("\"a\", 1, Days, 1, key = id", &item, if is_other { &expected } else { &[] });
         check("\"a\", 1, Days, 1, key = self.id", &item, &[]);
         if is_other {
+            for key in [
+                "name[..id]",
+                "name[..=id]",
+                "format!(\"{id}\")",
+                "format!(\"{{ {id:?}\")",
+                "format!(\"{:1$}{:id$}\", 1)",
+            ] {
+                check(&format!("\"a\", 1, Days, 1, key = {key}"), &item, &expected);
+            }
+            for key in ["name.id", "name[..a.id]", "format!(\"{ids}{grid} id\")", "format!(\"{:grid$}\", 1)"] {
+                check(&format!("\"a\", 1, Days, 1, key = {key}"), &item, &[]);
+            }
             let within = format!("fn f(id: u64) -> BoxFuture<R> {{ Box::pin({{ {before} async move {{ g(id) }} }}) }}");
             check("\"a\", 1, Days, 1, key = id", &within, &expected);
         }
@@ -81,6 +105,7 @@ fn unsupported_items() {
         ("async fn f() {}", "`blocking` is for a function that is not async: leave it out, or write `fn`"),
         ("fn f() -> impl Future<Output = R> { g() }", returns),
         ("fn f() -> Alias { Box::pin(async move {}) }", returns),
+        ("fn f() -> Alias { if a { Box::pin(async {}) } else { b() } }", returns),
         ("const fn f() {}", "a `const fn` can't ask a limiter: leave `const` out"),
         ("fn f();", declaration),
         (
@@ -101,6 +126,7 @@ fn unsupported_items() {
         "fn f() -> impl Future<Output = R> { async move {}.instrument(span()) }",
         "fn f() -> impl Future<Output = R> { return { let a = 1; { async move { a } } }; }",
         "fn f() -> BoxFuture<R> { Box::pin(async move {}.in_current_span().with_subscriber(s)) }",
+        "fn f() -> BoxFuture<R> { Box::into_pin(Box::new(unsafe { async move {} })) }",
     ] {
         check("\"a\", 1, Days, 1", item, &[]);
     }

@@ -120,6 +120,19 @@ fn behind_a_function_type(id: u64) -> BoxFuture {
     })
 }
 
+fn call<F: AsyncFn(u64) -> u64>(_: F, id: u64) -> u64 {
+    id
+}
+
+#[limit_request_per_time("item", 1, Days, 1)]
+fn behind_an_async_closure(id: Option<u64>) -> BoxFuture {
+    let _id = call(async |id| id + 1, match id {
+        None => return Box::pin(std::future::ready(Ok(()))),
+        Some(id) => id,
+    });
+    Box::pin(async move { Ok(()) })
+}
+
 /// Those of closures, functions and async blocks are their own.
 #[limit_request_per_time("item", 1, Days, 1)]
 fn fits(id: u64) -> BoxFuture {
@@ -132,6 +145,7 @@ fn fits(id: u64) -> BoxFuture {
     let or = id | next(id);
     let _part = |id: Id| if let Id::One { id } = id { return id } else { 0 };
     let _other = async { return };
+    let _next = async |id: u64, by: u64| { return id + by };
     let _each = [1, 2].map(|id| if id == 1 { return 1 } else { return 2 });
     let stopped = make! { if id == 0 { return; } };
     let parse = |text: &str| -> Result<u64, String> {
@@ -162,6 +176,6 @@ fn fits(id: u64) -> BoxFuture {
 
 fn main() {
     let _ = (in_a_branch(1), before_a_return(1), behind_bars(1, None), in_a_macro(None), by_a_macro(None));
-    let _ = (behind_a_function_type(1), behind_leading_bars(Id::Three), fits(1));
+    let _ = (behind_a_function_type(1), behind_leading_bars(Id::Three), behind_an_async_closure(None), fits(1));
     let _ = [Id::One { id: 1 }, Id::Two { id: 1 }, Id::Three].map(behind_patterns);
 }
