@@ -214,16 +214,28 @@ pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_u
     if !found.fits || query.cost == 0 {
         return Outcome::new(found.decision, [0; 2]);
     }
+    let room = found.decision.remaining;
     if state.is_fresh(now_us) {
         state.restart(query.rule, now_us);
-        let now = DecisionTime { us: now_us, ms: now_us / 1000 };
-        let is_plain = query.hold.is_none() && !query.settles;
-        if is_plain && let Some(outcome) = state.charge_at_once(query.rule, query.cost, now) {
-            return outcome;
-        }
+        return charge_fresh(state, query, room, now_us);
     }
+    charge_fitting(state, query, room, now_us)
+}
+
+/// Charges the query's cost, which fits into the room, to a state that was [restarted](MemoryState::restart) now.
+#[inline]
+pub(crate) fn charge_fresh(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, room: u64, now_us: u64) -> Outcome {
+    let now = DecisionTime { us: now_us, ms: now_us / 1000 };
+    let is_plain = query.hold.is_none() && !query.settles;
+    if is_plain && let Some(outcome) = state.charge_at_once(query.rule, query.cost, now) {
+        return outcome;
+    }
+    charge_fitting(state, query, room, now_us)
+}
+
+fn charge_fitting(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, room: u64, now_us: u64) -> Outcome {
     // Only a hold may be granted less than its cost.
-    let amount = if query.hold.is_some() { query.cost.min(found.decision.remaining) } else { query.cost };
+    let amount = if query.hold.is_some() { query.cost.min(room) } else { query.cost };
     let receipt = state.commit(query, amount, now_us);
     Outcome::new(state.evaluate(query, 0, now_us).decision, receipt)
 }

@@ -19,7 +19,7 @@ mod wire;
 #[cfg(feature = "config")]
 pub(crate) use self::table::position;
 pub(crate) use self::{
-    contract::{Evaluation, MemoryState, Recovery, ban, charge, evaluate},
+    contract::{Evaluation, MemoryState, Recovery, ban, charge, charge_fresh, evaluate},
     table::{CacheableDenials, Capabilities, HoldSupport, algorithms, capabilities, recovery},
 };
 #[cfg(feature = "redis")]

@@ -20,6 +20,15 @@ pub(super) struct CounterTable<S: MemoryState + Default> {
     len: usize,
 }
 
+/// Why a charge is not decided at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotAtOnce {
+    /// The counter is not in the table.
+    NotStored,
+    /// None of the cases of [`MemoryState::charge_at_once`].
+    Other,
+}
+
 #[derive(Debug)]
 #[repr(C)]
 struct TableSlot<S: MemoryState> {
@@ -54,7 +63,6 @@ impl<S: MemoryState + Default> Default for CounterTable<S> {
 
 impl<S: MemoryState + Default> CounterTable<S> {
     /// See [`MemoryState::charge_at_once`]. Returns also the time of the decision, in microseconds.
-    /// `None` also if the state is not in the table.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn charge_at_once(
@@ -63,12 +71,12 @@ impl<S: MemoryState + Default> CounterTable<S> {
         rule: &Rule,
         cost: u64,
         time: &mut LockedTime<'_>,
-    ) -> Option<(Outcome, u64)> {
+    ) -> Result<(Outcome, u64), NotAtOnce> {
         // Read before the search: its result would have to be saved while the clock is called.
         let now = if S::needs_us() { time.us() } else { time.ms() };
-        let at = self.find(id)?;
-        let outcome = self.slots[at].state.charge_at_once(rule, cost, now)?;
-        Some((outcome, now.us))
+        let at = self.find(id).ok_or(NotAtOnce::NotStored)?;
+        let outcome = self.slots[at].state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
+        Ok((outcome, now.us))
     }
 
     /// Changes a state. Returns its new expiry if that is sooner than before, and the result of
@@ -90,7 +98,7 @@ impl<S: MemoryState + Default> CounterTable<S> {
         // At a load of 4/5 a search takes three probes on average, in the same cache line or the
         // next.
         if self.is_full() {
-            self.rebuild(slots_for(self.len + 1), |_| true);
+            self.rebuild(slots_for(self.len + 1));
         }
         self.put(TableSlot::new(id, state));
     }
@@ -140,12 +148,14 @@ impl<S: MemoryState + Default> CounterTable<S> {
     /// Drops all expired states. Shrinks the table if it has more than one segment, and four times the slots
     /// that it needs for those left, and for `least`.
     pub(super) fn drop_all_expired(&mut self, now_ms: u64, least: usize) {
-        let is_live = |state: &S| state.expires_at_ms() > now_ms;
-        let kept = self.slots.iter().filter(|slot| !slot.is_empty() && is_live(&slot.state)).count();
-        let (slots, needed) = (self.slots.len(), slots_for(kept.max(least)));
-        let shrinks = slots > SEGMENT && slots >= 4 * needed;
-        if kept < self.len || shrinks {
-            self.rebuild(if shrinks { needed } else { slots }, is_live);
+        for segment in 0..self.soonest_ms.len() {
+            if self.soonest_ms[segment] <= now_ms {
+                self.drop_expired_in(segment, now_ms);
+            }
+        }
+        let (slots, needed) = (self.slots.len(), slots_for(self.len.max(least)));
+        if slots > SEGMENT && slots >= 4 * needed {
+            self.rebuild(needed);
         }
     }
 
@@ -236,14 +246,14 @@ impl<S: MemoryState + Default> CounterTable<S> {
         *soonest_ms = (*soonest_ms).min(expires_at_ms);
     }
 
-    /// Moves the states to keep into new slots.
+    /// Moves the states into new slots.
     #[cold]
-    fn rebuild(&mut self, slots: usize, keep: impl Fn(&S) -> bool) {
+    fn rebuild(&mut self, slots: usize) {
         let old = mem::replace(&mut self.slots, (0..slots).map(|_| TableSlot::empty()).collect());
         self.soonest_ms = vec![u64::MAX; slots.div_ceil(SEGMENT)].into();
         self.len = 0;
         for slot in old {
-            if !slot.is_empty() && keep(&slot.state) {
+            if !slot.is_empty() {
                 self.put(slot);
             }
         }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Clock, CounterName, Rule,
-    algorithm::{Evaluation, MemoryState, ban, charge, evaluate},
+    algorithm::{Evaluation, MemoryState, ban, charge, charge_fresh, evaluate},
     backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
     clock::{ClockReadings, LockedTime},
     counter::CounterId,
@@ -32,6 +32,7 @@ mod tables;
 #[cfg(all(test, not(model_check)))]
 mod tests;
 
+use counter_table::NotAtOnce;
 use overflow::Overflow;
 use tables::CounterTables;
 
@@ -149,12 +150,16 @@ impl Memory {
         let Query { rule, id, cost, can_hold, .. } = *query;
         let MemoryShard { latest_us, counters, .. } = shard;
         let mut time = LockedTime { clock: &self.clock, latest_us, read };
-        if let Some(decided) = counters.charge_at_once(id, rule, cost, &mut time) {
-            return Some(decided);
+        let is_stored = match counters.charge_at_once(id, rule, cost, &mut time) {
+            Ok(decided) => return Some(decided),
+            Err(why) => why != NotAtOnce::NotStored,
+        };
+        if rule.is_concurrent() && !can_hold {
+            return None;
         }
         let now_us = time.us().us;
         // Not the query, which would be written to memory for this: a tenth of the steps of each call.
-        self.charge_slowly(shard, id, rule, cost, can_hold, now_us).map(|outcome| (outcome, now_us))
+        self.charge_slowly(shard, id, rule, cost, is_stored, now_us).map(|outcome| (outcome, now_us))
     }
 
     /// See [`Memory::charge_one`].
@@ -165,16 +170,18 @@ impl Memory {
         id: CounterId,
         rule: &Rule,
         cost: u64,
-        can_hold: bool,
+        is_stored: bool,
         now_us: u64,
     ) -> Option<Outcome> {
-        if rule.is_concurrent() && !can_hold {
-            return None;
-        }
         let place = rule.is_concurrent().then(|| Hold::kept(rule.period()));
         // Denies a slot for which the caller has to sleep.
         let query = ChargeQuery { longest_wait_ms: 0, hold: place.as_ref(), ..ChargeQuery::of(rule, cost) };
-        let outcome = self.charge_locked(shard, id, &query, now_us).ok()?;
+        let charged = if is_stored {
+            self.charge_locked(shard, id, &query, now_us)
+        } else {
+            self.charge_new(shard, id, &query, now_us)
+        };
+        let outcome = charged.ok()?;
         (outcome.fits() || rule.decides_at_once() || place.is_some()).then_some(outcome)
     }
 
@@ -290,7 +297,8 @@ impl Memory {
         if !found.fits || query.cost == 0 {
             return Ok(Outcome::new(found.decision, [0; 2]));
         }
-        self.insert_new(shard, id, query.rule, now_us, |state| charge(state, query, now_us))
+        let room = found.decision.remaining;
+        self.insert_new(shard, id, query.rule, now_us, |state| charge_fresh(state, query, room, now_us))
     }
 
     fn refund_locked(

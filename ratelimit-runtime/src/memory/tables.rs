@@ -1,6 +1,6 @@
 //! The counters of a shard: a table for each kind of state.
 
-use super::counter_table::CounterTable;
+use super::counter_table::{CounterTable, NotAtOnce};
 use crate::{
     Algorithm, Rule,
     algorithm::{self, MemoryState, algorithms},
@@ -40,7 +40,7 @@ macro_rules! tables {
                 rule: &Rule,
                 cost: u64,
                 time: &mut LockedTime<'_>,
-            ) -> Option<(Outcome, u64)> {
+            ) -> Result<(Outcome, u64), NotAtOnce> {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => {
                         self.$state.charge_at_once(id, rule, cost, time)

@@ -59,12 +59,15 @@ fn millis(us: u64) -> u64 {
 }
 
 impl Bucket {
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // short for the constants of a full bucket
     fn of(level: BucketLevel) -> Self {
-        match PackedLevel::of(&level) {
-            Some(packed) => Self::Plain(packed),
-            None => Self::Large(Box::new((level, Lows::default()))),
-        }
+        PackedLevel::of(&level).map_or_else(|| Self::large(level), Self::Plain)
+    }
+
+    #[cold]
+    fn large(level: BucketLevel) -> Self {
+        Self::Large(Box::new((level, Lows::default())))
     }
 
     fn level(&self) -> BucketLevel {
