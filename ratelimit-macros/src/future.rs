@@ -46,11 +46,11 @@ fn is_block_of(name: &Ident, statement: &mut Stmt) -> bool {
     let Stmt::Local(Local { pat, init: Some(init), .. }) = statement else { return false };
     let mut names = Vec::new();
     bind(pat, &mut names);
-    names.contains(name) && has_block(tail_of(&mut init.expr, &mut |_| {}))
+    names.contains(name) && has_block(&tail_of(&mut init.expr, &mut |_| {}))
 }
 
 /// True if a function that ends so returns a future.
-pub(crate) fn has_block(tail: Tail<'_>) -> bool {
+pub(crate) fn has_block(tail: &Tail<'_>) -> bool {
     matches!(tail, Tail::Block(_) | Tail::OneOfSeveral)
 }
 
@@ -78,14 +78,14 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
         Expr::Cast(cast) => tail_of(&mut cast.expr, see),
         Expr::Return(ExprReturn { expr: Some(returned), .. }) => tail_of(returned, see),
         // A `break` leaves it, too.
-        Expr::Block(ExprBlock { label: Some(_), block, .. }) => one_of(has_block(tail(&mut block.stmts, see))),
+        Expr::Block(ExprBlock { label: Some(_), block, .. }) => one_of(has_block(&tail(&mut block.stmts, see))),
         Expr::Block(block) => tail(&mut block.block.stmts, see),
         Expr::Unsafe(block) => tail(&mut block.block.stmts, see),
         Expr::If(branch) => {
             let other = branch.else_branch.as_mut().map_or(Tail::Other, |(_, other)| tail_of(other, see));
-            one_of(has_block(other) || has_block(tail(&mut branch.then_branch.stmts, see)))
+            one_of(has_block(&other) || has_block(&tail(&mut branch.then_branch.stmts, see)))
         }
-        Expr::Match(matched) => one_of(matched.arms.iter_mut().any(|arm| has_block(tail_of(&mut arm.body, see)))),
+        Expr::Match(matched) => one_of(matched.arms.iter_mut().any(|arm| has_block(&tail_of(&mut arm.body, see)))),
         Expr::Call(call) if call.args.len() == 1 && keeps_future(&call.func) => tail_of(&mut call.args[0], see),
         Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => {
             tail_of(&mut call.receiver, see)

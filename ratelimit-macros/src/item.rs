@@ -180,7 +180,7 @@ pub(crate) enum InsertionPoint {
 impl Function {
     /// Returns true for an `async fn` and for a function that returns a future.
     pub(crate) fn is_async(&self) -> bool {
-        let returns_block = |mut statements: Vec<Stmt>| has_block(tail(&mut statements, &mut |_| {}));
+        let returns_block = |mut statements: Vec<Stmt>| has_block(&tail(&mut statements, &mut |_| {}));
         self.sig.asyncness.is_some()
             || self.output_of_future().is_some()
             || self.statements().is_some_and(returns_block)

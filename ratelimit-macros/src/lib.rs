@@ -317,7 +317,8 @@ use crate::kind::AttributeKind;
 ///   before it that gives another value to the name of an argument that the limit uses.
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
 ///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros
-///   generate inside the block are not limited.
+///   generate inside the block are not limited. Nor is a method without an async block whose type
+///   does not show that it returns a future: `fn put(&self) -> Answer { self.client.put() }`.
 /// - With `blocking`, a function that is [not async](#functions-that-are-not-async).
 ///
 /// Any other item is a compile error; the attribute is never ignored. Where it stands next to other attributes:

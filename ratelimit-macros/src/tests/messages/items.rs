@@ -55,6 +55,10 @@ fn unsupported_items() {
     ] {
         check("\"a\", 1, Days, 1, key = (self.b, id)", item, &[expected]);
     }
+}
+
+#[test]
+fn an_argument_with_another_value_at_the_limit() {
     for (before, is_other) in [
         ("let id = next();", true),
         ("let id = id / 100;", true),
@@ -100,6 +104,12 @@ fn unsupported_items() {
             check("\"a\", 1, Days, 1, key = id", &within, &expected);
         }
     }
+}
+
+#[test]
+fn blocking() {
+    let declaration =
+        "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
     let returns = "`blocking` is for a function that does its work itself, and this one returns a future: leave it out";
     for (item, expected) in [
         ("async fn f() {}", "`blocking` is for a function that is not async: leave it out, or write `fn`"),
