@@ -30,8 +30,8 @@ type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that decides on charges that are settled later. If this is dropped before
 /// the answer arrives, a background task awaits the answer and refunds what was granted: the holds, and
-/// the other charges if one of them is settled by a refund. If the answer is lost, holds are cleaned up as
-/// well, and other charges stay.
+/// the other charges if one of them is settled by a refund, or if they lie in several slots of a cluster. If the
+/// answer is lost, holds are cleaned up as well, and other charges stay.
 pub(crate) struct AbandonOnDrop {
     engine: EngineRef,
     /// The charges that are to be held.
@@ -104,7 +104,7 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
 /// none. Charges that are not held are refunded by their receipts, which are in the answer, if one of
-/// them is settled later.
+/// them is settled later, or if they lie in several slots.
 async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
@@ -126,8 +126,12 @@ async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>)
                 }
                 is_answered = granted.is_some();
                 let requests = batch.into_iter().filter(|_| is_answered).flat_map(Batch::into_requests);
-                // Without a charge to settle, a call may run although its charges were late.
-                for request in requests.filter(|request| request.charges.iter().any(|charge| charge.settles)) {
+                // Plain charges of one slot stay: a call may run although its charges were late.
+                let is_refunded = |charges: &[Charge]| {
+                    charges.iter().any(|charge| charge.settles)
+                        || engine.guard().is_some_and(|guard| guard.are_apart(charges))
+                };
+                for request in requests.filter(|request| is_refunded(&request.charges)) {
                     let (_, unheld) = request.charges.split(|charge| charge.hold.is_some());
                     engine.refund_in_background(unheld, Origin::Store);
                 }

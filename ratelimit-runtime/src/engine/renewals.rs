@@ -193,7 +193,7 @@ impl<E: Renew> Renewals<E> {
 
     /// Renews holds of one counter, in batches small enough for the deadline.
     async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge<E>>>) {
-        let mut failed = None;
+        let (mut failed, mut is_any_held) = (None, false);
         for some in due.chunks(MOST_AT_ONCE) {
             let (engine, began_at) = (&some[0].engine, Instant::now());
             let sent_at = engine.now();
@@ -201,13 +201,14 @@ impl<E: Renew> Renewals<E> {
                 Some(error) => Err(error), // the others fail with the first batch
                 None => ask(engine, some).await,
             };
-            let is_any_held = self.apply_result(some, sent_at, began_at, &renewed);
+            is_any_held |= self.apply_result(some, sent_at, began_at, &renewed) && renewed.is_err();
             failed = renewed.err();
-            if let Some(error) = &failed
-                && is_any_held
-            {
-                observe::not_renewed(&some[0].charge.rule, error);
-            }
+        }
+        // After all: a log subscriber may panic.
+        if let Some(error) = &failed
+            && is_any_held
+        {
+            observe::not_renewed(&due[0].charge.rule, error);
         }
     }
 

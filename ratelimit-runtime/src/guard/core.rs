@@ -97,6 +97,12 @@ impl Guard {
         timeout(self.0.deadline / 2, is_connected.wait_for(|is_connected| *is_connected)).await.is_ok()
     }
 
+    /// Whether the counters lie in several slots of a cluster.
+    pub(crate) fn are_apart(&self, charges: &[Charge]) -> bool {
+        let mut slots = charges.iter().map(|charge| self.0.store.slot(&charge.counter));
+        slots.next().is_some_and(|first| slots.any(|slot| slot != first))
+    }
+
     /// Drops the cached denials of these counters, so that the store is asked.
     pub(crate) fn forget_denials(&self, charges: &[Charge]) {
         for charge in charges {

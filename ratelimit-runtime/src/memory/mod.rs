@@ -236,10 +236,16 @@ impl Memory {
             // `insert_new` can't sweep shards that this call has locked.
             shards.shards.iter_mut().for_each(|shard| _ = self.sweep(shard, now_us));
         }
-        // A rule in shadow mode takes no room from the other rules of the call.
-        let mut order: SmallVec<[usize; 2]> = (0..request.charges.len()).collect();
-        order.sort_by_key(|at| request.charges[*at].rule.is_shadow());
-        for (made, at) in order.iter().copied().enumerate() {
+        // A rule in shadow mode takes no room from the other rules of the call. What the overflow may count, and
+        // never refunds, comes after what may find no room.
+        let can_overflow = |charge: &Charge| {
+            let overflow = self.overflow.as_ref();
+            overflow.is_some_and(|overflow| overflow.can_count(charge.counter.id(), &charge.query(), now_us / 1000))
+        };
+        let of_charge = |(at, charge): (usize, &Charge)| (charge.rule.is_shadow(), can_overflow(charge), at);
+        let mut order: SmallVec<[_; 2]> = request.charges.iter().enumerate().map(of_charge).collect();
+        order.sort_unstable();
+        for (made, (.., at)) in order.iter().copied().enumerate() {
             let charge = &mut request.charges[at];
             if charge.cost == 0 {
                 continue;
@@ -262,7 +268,7 @@ impl Memory {
                 }
                 // In the overflow, others may have charged since it was evaluated.
                 charged => {
-                    for at in &order[..made] {
+                    for (.., at) in &order[..made] {
                         let charge = &request.charges[*at];
                         self.refund_or_release(shards.of(&charge.counter.id()), charge, now_us);
                     }

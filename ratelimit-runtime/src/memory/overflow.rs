@@ -96,12 +96,7 @@ impl Overflow {
     ///
     /// The caller has locked the counter: two calls of it at once could both find the last permit.
     pub(super) fn charge(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> Option<Evaluation> {
-        // A ban would have no place. A counter that is here already stays.
-        if query.rule.ban_ms() > 0 && self.evaluate(id, query, now_ms).is_none() {
-            return None;
-        }
-        let fits = is_countable(query) && query.cost <= LARGEST_COUNT;
-        let table = if fits { self.table(query.rule)? } else { return None };
+        let table = if self.can_count(id, query, now_ms) { self.table(query.rule)? } else { return None };
         let cells = self.cells_of(table, id);
         let (counted, now_ms) = table.read(cells, now_ms);
         let found = table.evaluate(query.rule, query.cost, counted, now_ms);
@@ -112,6 +107,19 @@ impl Overflow {
         raise(cells, charged);
         let left = table.evaluate(query.rule, 0, charged, now_ms).decision;
         Some(Evaluation { decision: left, ..found })
+    }
+
+    /// Whether a charge can be counted here. Nothing is refunded here: of several charges, these are made last.
+    pub(super) fn can_count(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> bool {
+        let period_ms = query.rule.period_ms();
+        let has_table = || {
+            let of_period =
+                |table: &OnceLock<PeriodTable>| table.get().is_none_or(|table| table.period_ms == period_ms);
+            self.tables.iter().any(of_period)
+        };
+        // A ban would have no place. A counter that is here already stays.
+        let is_allowed = || query.rule.ban_ms() == 0 || self.evaluate(id, query, now_ms).is_some();
+        is_countable(query) && query.cost <= LARGEST_COUNT && has_table() && is_allowed()
     }
 
     /// Evaluates a counter that may have charges here. `None` if it has none.

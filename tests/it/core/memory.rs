@@ -282,6 +282,20 @@ async fn of_several_rules_none_is_charged_in_the_overflow_if_one_refuses() {
     assert_eq!(limiter.peek(&large, "large").await.unwrap().remaining(), 99);
 }
 
+/// Nothing is refunded in the overflow, so it counts only if all others have room.
+#[tokio::test]
+async fn of_several_rules_none_is_charged_in_the_overflow_if_one_has_no_room() {
+    let (limiter, _clock) = overflowing(1, 1 << 16).await;
+    let (window, log) = (Rule::new("window", 3, MINUTE), Rule::new("log", 3, MINUTE).by(Algorithm::SlidingLog));
+    limiter.acquire(&window, "old").await.unwrap();
+    let charges = [(&window, Key::new("new"), 1), (&log, Key::new("new"), 1)];
+    assert_eq!(limiter.acquire_all(&charges).await.unwrap_err().cause(), Cause::Unavailable);
+    assert_eq!(limiter.peek(&window, "new").await.unwrap().remaining(), 3);
+    // One that is stored cannot be refused for lack of room.
+    limiter.acquire_all(&[(&window, Key::new("old"), 1), (&window, Key::new("new"), 1)]).await.unwrap();
+    assert_eq!(limiter.peek(&window, "new").await.unwrap().remaining(), 2);
+}
+
 /// Counters come to the overflow from windows of their own, and go back to such.
 #[tokio::test]
 async fn a_key_that_moves_to_the_overflow_and_back_gets_no_fresh_quota() {

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use ratelimit_harness::{Mode, RedisCluster};
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key, permit_of_several};
 use ratelimit_runtime::conformance::Subject;
-use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, Rule};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -98,21 +98,27 @@ fn each<'a>(rules: &'a [Rule; 3], keys: &[u64]) -> Vec<(&'a Rule, Key, u64)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_caller_who_leaves_between_two_slots_has_charged_nothing() {
-    leave_between_two_slots(false).await;
+    leave_between_two_slots(false, FIXED).await;
 }
 
 /// Also the plain charges beside a settled one are refunded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_caller_who_leaves_before_it_can_settle_has_charged_nothing() {
-    leave_between_two_slots(true).await;
+    leave_between_two_slots(true, FIXED).await;
 }
 
-/// Callers leave at all times. If a charge settles, it is the first one.
-async fn leave_between_two_slots(settles: bool) {
+/// Also those beside a held one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_caller_who_leaves_before_it_can_hold_has_charged_nothing() {
+    leave_between_two_slots(true, LOG).await;
+}
+
+/// Callers leave at all times. If a charge settles, it is the first one; that of a log is held.
+async fn leave_between_two_slots(settles: bool, settled: Algorithm) {
     let cluster = RedisCluster::builder().replicas(0).start();
     let limiter = limiter_on(&cluster).await;
     let keys = keys_apart(&cluster, 3);
-    let rules = [hourly(1_000_000, FIXED); 3];
+    let rules = [hourly(1_000_000, settled), hourly(1_000_000, FIXED), hourly(1_000_000, FIXED)];
     let charges = each(&rules, &keys);
     let (mut kept, mut left) = (0, 0);
     let mut whole = Duration::ZERO;
