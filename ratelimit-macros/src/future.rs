@@ -16,6 +16,8 @@ pub(crate) enum Tail<'a> {
     OneOfSeveral,
     /// In a variable.
     Variable(&'a Ident),
+    /// In an async block that a type takes: `Job::new(async { .. })`. Nothing tells here whether that is a future.
+    TakenByType,
     Other,
 }
 
@@ -35,18 +37,26 @@ pub(crate) fn tail<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt]))
         Stmt::Expr(expr, None) | Stmt::Expr(expr @ Expr::Return(_), _) => tail_of(expr, see),
         _ => Tail::Other,
     };
-    match tail {
-        Tail::Variable(name) if front.iter_mut().any(|statement| is_block_of(name, statement)) => Tail::OneOfSeveral,
-        tail => tail,
-    }
+    resolve(tail, front)
 }
 
-/// True for `let name = async { .. }`.
-fn is_block_of(name: &Ident, statement: &mut Stmt) -> bool {
-    let Stmt::Local(Local { pat, init: Some(init), .. }) = statement else { return false };
-    let mut names = Vec::new();
-    bind(pat, &mut names);
-    names.contains(name) && has_block(&tail_of(&mut init.expr, &mut |_| {}))
+/// Looks for the value of a variable in the statements in front of it.
+fn resolve<'a>(tail: Tail<'a>, front: &'a mut [Stmt]) -> Tail<'a> {
+    let Tail::Variable(name) = tail else { return tail };
+    let binds = |statement: &Stmt| {
+        let mut names = Vec::new();
+        if let Stmt::Local(local) = statement {
+            bind(&local.pat, &mut names);
+        }
+        names.contains(name)
+    };
+    let Some(at) = front.iter().rposition(binds) else { return Tail::Variable(name) };
+    let (front, [statement, ..]) = front.split_at_mut(at) else { return Tail::Other };
+    let Stmt::Local(Local { init: Some(init), .. }) = statement else { return Tail::Other };
+    match resolve(tail_of(&mut init.expr, &mut |_| {}), front) {
+        Tail::Block(_) | Tail::OneOfSeveral => Tail::OneOfSeveral,
+        other => other,
+    }
 }
 
 /// True if a function that ends so returns a future.
@@ -83,10 +93,16 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
         Expr::Unsafe(block) => tail(&mut block.block.stmts, see),
         Expr::If(branch) => {
             let other = branch.else_branch.as_mut().map_or(Tail::Other, |(_, other)| tail_of(other, see));
-            one_of(has_block(&other) || has_block(&tail(&mut branch.then_branch.stmts, see)))
+            either(other, tail(&mut branch.then_branch.stmts, see))
         }
-        Expr::Match(matched) => one_of(matched.arms.iter_mut().any(|arm| has_block(&tail_of(&mut arm.body, see)))),
-        Expr::Call(call) if call.args.len() == 1 && keeps_future(&call.func) => tail_of(&mut call.args[0], see),
+        Expr::Match(matched) => {
+            matched.arms.iter_mut().fold(Tail::Other, |all, arm| either(all, tail_of(&mut arm.body, see)))
+        }
+        Expr::Call(call) if call.args.len() == 1 => match maker(&call.func) {
+            Some(Maker::Box) => tail_of(&mut call.args[0], see),
+            Some(Maker::Other) if has_block(&tail_of(&mut call.args[0], see)) => Tail::TakenByType,
+            _ => Tail::Other,
+        },
         Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => {
             tail_of(&mut call.receiver, see)
         }
@@ -94,15 +110,34 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
     }
 }
 
-/// True for `Box::pin`, `Pin::from`, `Box::new` and the like.
-fn keeps_future(function: &Expr) -> bool {
-    let Expr::Path(path) = function else { return false };
+/// How two branches end together. Of two variables, the first counts.
+fn either<'a>(one: Tail<'a>, other: Tail<'a>) -> Tail<'a> {
+    match (one, other) {
+        (one, other) if has_block(&one) || has_block(&other) => Tail::OneOfSeveral,
+        (Tail::TakenByType, _) | (_, Tail::TakenByType) => Tail::TakenByType,
+        (Tail::Variable(name), _) | (_, Tail::Variable(name)) => Tail::Variable(name),
+        _ => Tail::Other,
+    }
+}
+
+/// The function of a type that takes a future.
+enum Maker {
+    /// `Box::pin`, `Pin::from`, `Box::new` and the like.
+    Box,
+    /// `Job::new`, `Job::from`.
+    Other,
+}
+
+fn maker(function: &Expr) -> Option<Maker> {
+    let Expr::Path(path) = function else { return None };
     let mut names = path.path.segments.iter().rev().map(|segment| &segment.ident);
-    names.next().is_some_and(|name| {
-        name == "pin"
-            || ["from", "new", "into_pin"].iter().any(|maker| name == maker)
-                && names.next().is_some_and(|ty| ty == "Box" || ty == "Pin")
-    })
+    let (name, ty) = (names.next()?, names.next());
+    let is_box = name == "pin" || ty.is_some_and(|ty| ty == "Box" || ty == "Pin");
+    match name {
+        name if is_box && ["pin", "from", "new", "into_pin"].iter().any(|maker| name == maker) => Some(Maker::Box),
+        name if ty.is_some() && (name == "new" || name == "from") => Some(Maker::Other),
+        _ => None,
+    }
 }
 
 /// The first `return` of a body that comes before its async block at the end, the [`tail_block`] of `statements`.
@@ -180,7 +215,7 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
                 if !(at..end).any(|at| is_arrow(at, "=")) {
                     at = end;
                 }
-                false
+                is_sign(at - 1, ",;")
             }
             TokenTree::Punct(_) if is_sign(at - 1, "|") && is_sign(at, "|") => {
                 at += 1; // `||` between two values
@@ -305,7 +340,14 @@ pub(crate) fn rebound_names(statements: &mut [Stmt]) -> Vec<Ident> {
 /// Adds the names that a `let` gives to other values than their own.
 fn rebind(pat: &Pat, init: Option<&Expr>, names: &mut Vec<Ident>) {
     match (pat, init) {
-        (Pat::Type(pat), _) => rebind(&pat.pat, init, names),
+        (
+            Pat::Type(PatType { pat, .. })
+            | Pat::Reference(PatReference { pat, .. })
+            | Pat::Paren(PatParen { pat, .. }),
+            _,
+        ) => {
+            rebind(pat, init, names);
+        }
         (Pat::Tuple(pat), Some(Expr::Tuple(init))) if pat.elems.len() == init.elems.len() => {
             pat.elems.iter().zip(&init.elems).for_each(|(pat, init)| rebind(pat, Some(init), names));
         }
@@ -338,7 +380,7 @@ fn is_copy_of(expr: &Expr, name: &Ident) -> bool {
             let mut path = function.path.segments.iter().rev().map(|segment| &segment.ident);
             let keeps = match (path.next(), path.next()) {
                 (Some(last), Some(ty)) if last == "new" => is_one_of(ty, &["Arc", "Box", "Rc"]),
-                (Some(last), Some(ty)) if last == "from" => is_one_of(ty, &["Arc", "Box", "Cow", "Rc", "String"]),
+                (Some(last), Some(ty)) if last == "from" => is_one_of(ty, &SAME_VALUE),
                 (Some(last), _) => last == "clone",
                 (None, _) => false,
             };
@@ -347,6 +389,12 @@ fn is_copy_of(expr: &Expr, name: &Ident) -> bool {
         _ => false,
     }
 }
+
+/// Types whose `from` keeps the value.
+const SAME_VALUE: [&str; 17] = [
+    "Arc", "Box", "Cow", "PathBuf", "Rc", "String", "Vec", "i16", "i32", "i64", "i128", "isize", "u16", "u32", "u64",
+    "u128", "usize",
+];
 
 /// Adds the names that a pattern binds.
 pub(crate) fn bind(pat: &Pat, names: &mut Vec<Ident>) {
@@ -368,19 +416,17 @@ pub(crate) fn bind(pat: &Pat, names: &mut Vec<Ident>) {
     }
 }
 
-/// The first of `names` that `tokens` use, also as `{name}` in a string. Fields and methods do not count.
+/// The first of `names` that `tokens` use, also as `{name}` in a string of a macro. Fields and methods do not count.
 pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
-    let mut after_dot = false;
+    let [mut after_dot, mut after_bang] = [false; 2];
     for token in tokens {
         let found = match &token {
-            TokenTree::Group(group) => find_name(group.stream(), names),
+            TokenTree::Group(group) => {
+                let formatted = if after_bang { find_formatted(group.stream(), names) } else { None };
+                formatted.or_else(|| find_name(group.stream(), names))
+            }
             TokenTree::Ident(ident) if !after_dot && names.iter().any(|name| name.unraw() == ident.unraw()) => {
                 Some(ident.clone())
-            }
-            TokenTree::Literal(literal) => {
-                let text = literal.to_string();
-                let found = names.iter().find(|name| is_formatted(&text, &name.unraw().to_string()));
-                found.map(|name| Ident::new(&name.unraw().to_string(), literal.span()))
             }
             _ => None,
         };
@@ -388,16 +434,29 @@ pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
             return found;
         }
         after_dot = is_punct(&token, ".") && !after_dot; // the second dot of `..` stands in front of a value
+        after_bang = is_punct(&token, "!");
     }
     None
 }
 
-/// True for `"{name}"`, `"{name:?}"` and `"{:name$}"`.
+/// The first of `names` in the format string of a macro's arguments.
+fn find_formatted(arguments: TokenStream, names: &[Ident]) -> Option<Ident> {
+    arguments.into_iter().find_map(|token| {
+        let TokenTree::Literal(literal) = token else { return None };
+        let text = literal.to_string();
+        let mut names = names.iter().map(|name| name.unraw().to_string());
+        names.find(|name| is_formatted(&text, name)).map(|name| Ident::new(&name, literal.span()))
+    })
+}
+
+/// True for `"{name}"`, `"{name:?}"`, `"{:name$}"` and `"{:0name$}"`.
 fn is_formatted(text: &str, name: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(name).any(|(at, _)| {
-        let (before, behind) = (&text[..at], text[at + name.len()..].trim_start());
-        let is_word = |c: char| c.is_alphanumeric() || c == '_';
-        before.trim_end().ends_with('{') && behind.starts_with([':', '}'])
-            || !before.ends_with(is_word) && behind.starts_with('$')
+        let (before, behind) = (text[..at].trim_end(), text[at + name.len()..].trim_start());
+        let braces = before.len() - before.trim_end_matches('{').len(); // `{{` is a brace
+        let is_width = |before: &str| before.ends_with(['0', ':', '.', '<', '^', '>', '+', '-', '#']);
+        braces % 2 == 1 && behind.starts_with([':', '}'])
+            || behind.starts_with('$') && is_width(before) && !before.trim_end_matches('0').ends_with(is_word)
     })
 }

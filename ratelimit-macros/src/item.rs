@@ -9,7 +9,7 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{FutureOutput, bind, early_return, has_block, output_of_future, tail, tail_block};
+use crate::future::{FutureOutput, Tail, bind, early_return, has_block, output_of_future, tail, tail_block};
 use crate::kind::AttributeKind;
 use crate::tokens::{block, ends, text};
 
@@ -180,10 +180,20 @@ pub(crate) enum InsertionPoint {
 impl Function {
     /// Returns true for an `async fn` and for a function that returns a future.
     pub(crate) fn is_async(&self) -> bool {
-        let returns_block = |mut statements: Vec<Stmt>| has_block(&tail(&mut statements, &mut |_| {}));
-        self.sig.asyncness.is_some()
-            || self.output_of_future().is_some()
-            || self.statements().is_some_and(returns_block)
+        self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends(has_block)
+    }
+
+    /// Returns true if the function ends in `Job::new(async { .. })`.
+    pub(crate) fn may_return_future(&self) -> bool {
+        self.ends(|tail| matches!(tail, Tail::TakenByType))
+    }
+
+    fn ends(&self, so: fn(&Tail<'_>) -> bool) -> bool {
+        self.statements().is_some_and(|mut statements| so(&tail(&mut statements, &mut |_| {})))
+    }
+
+    pub(crate) fn name(&self) -> &Ident {
+        &self.sig.ident
     }
 
     /// `blocking`: the word of that name, if it is given.

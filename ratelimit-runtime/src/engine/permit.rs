@@ -329,7 +329,7 @@ impl Permit {
     /// | `SlidingLog` | all of it for one period, then nothing (see below) |
     /// | `SlidingWindow` | the part that still counts |
     /// | `TokenBucket` | the part that can't have refilled since; a part of a token counts as one (see below) |
-    /// | `Concurrent`, and charges by time | all of it, also if the place was lost before: it is free, and no time was used |
+    /// | `Concurrent`, and charges by time | all of it, also if the place was lost: it is free, and no time was used |
     /// | `LeakyBucket` | all of it, if no later slot was given and its slot has not passed; otherwise nothing |
     ///
     /// After a change of the count of a `TokenBucket`, a refund counts the refill at the higher of the two

@@ -10,6 +10,7 @@ fn unsupported_items() {
     let declaration =
         "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
     let future = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
+    let taken = "a type takes the async block at the end of this method, and may be a future: write #[limit_request_per_time(skip)], or end the method in the block or in `Box::pin` of it";
     for (item, expected) in [
         ("fn f() {}", sync),
         ("fn f() -> impl Fn() { move || async move {} }", sync),
@@ -42,7 +43,11 @@ fn unsupported_items() {
         ("fn f() -> Alias { let b: Alias = Box::pin(async {}); { b } }", future),
         ("impl S { async fn f() {} fn g() -> Alias { if a { async {}.boxed() } else { b() } } }", future),
         ("fn f() -> Job { Job::new(async {}) }", sync),
-        ("impl S { fn g() -> Job { Job::new(async {}) } }", "no async function in this `impl` block: nothing to limit"),
+        ("fn f() -> R { let b = async {}; let b = run(b); b }", sync),
+        ("fn f() -> Alias { let b = async {}; if a { Box::pin(trace(b)) } else { Box::pin(b) } }", future),
+        ("fn f() -> Alias { let b = async {}; let c: Alias = Box::pin(b); c }", future),
+        ("impl S { async fn f() {} fn g() -> Job { Job::new(async {}) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Job { if a { Job::new(async {}) } else { b } } }", taken),
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
             "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_one(&charges).await {} }",
@@ -67,6 +72,8 @@ fn an_argument_with_another_value_at_the_limit() {
         ("let id = Thing::new(id);", true),
         ("let id = !id;", true),
         ("let (id, _) = id;", true),
+        ("let &id = id;", false),
+        ("let id = u64::from(id);", false),
         ("let Id(id) = id;", true),
         ("let id = Shard::from(id);", true),
         ("let id = id;", false),
@@ -94,10 +101,18 @@ fn an_argument_with_another_value_at_the_limit() {
                 "format!(\"{id}\")",
                 "format!(\"{{ {id:?}\")",
                 "format!(\"{:1$}{:id$}\", 1)",
+                "format!(\"{x:0id$}\")",
             ] {
                 check(&format!("\"a\", 1, Days, 1, key = {key}"), &item, &expected);
             }
-            for key in ["name.id", "name[..a.id]", "format!(\"{ids}{grid} id\")", "format!(\"{:grid$}\", 1)"] {
+            for key in [
+                "name.id",
+                "name[..a.id]",
+                "format!(\"{ids}{grid} id\")",
+                "format!(\"{:grid$}\", 1)",
+                "format!(\"{{id}}{x}\")",
+                "x.replace(\"{id}\", y)",
+            ] {
                 check(&format!("\"a\", 1, Days, 1, key = {key}"), &item, &[]);
             }
             let within = format!("fn f(id: u64) -> BoxFuture<R> {{ Box::pin({{ {before} async move {{ g(id) }} }}) }}");
@@ -136,6 +151,8 @@ fn blocking() {
         "fn f() -> impl Future<Output = R> { async move {}.instrument(span()) }",
         "fn f() -> impl Future<Output = R> { return { let a = 1; { async move { a } } }; }",
         "fn f() -> BoxFuture<R> { Box::pin(async move {}.in_current_span().with_subscriber(s)) }",
+        "impl S { async fn f() {} #[limit_request_per_time(skip)] fn g() -> Job { Job::new(async {}) } }",
+        "fn f() -> BoxFuture<R> { let a = b.map_or_else(|| 0, |c| { if c > 9 { return 9; } c }); Box::pin(async move {}) }",
         "fn f() -> BoxFuture<R> { Box::into_pin(Box::new(unsafe { async move {} })) }",
     ] {
         check("\"a\", 1, Days, 1", item, &[]);
