@@ -128,7 +128,8 @@ impl Announcement {
         let whole = |number: f64| number as u64;
         let least = |name| values(name).into_iter().map(whole).min();
         // A refusal may tell no more than when to come again.
-        let none = || (self.is_refusal && !values("reset").is_empty()).then_some(0);
+        let tells_time = || !values("reset").is_empty() || !values("reset-after").is_empty();
+        let none = || (self.is_refusal && tells_time()).then_some(0);
         let Some(remaining) = least("remaining").or_else(none).filter(|_| self.remaining.is_none()) else { return };
         self.remaining = Some(remaining);
         // In `100, 10;w=1, 1000;w=3600` the first is the limit, and the others are policies.
@@ -321,6 +322,8 @@ mod tests {
         let reset = [("X-RateLimit-Reset", "30")];
         assert_eq!((said(429, &reset).remaining, said(429, &reset).reset), (Some(0), Some(Duration::from_secs(30))));
         assert_eq!(said(200, &reset).remaining, None);
+        let after = [("X-RateLimit-Reset-After", "30")];
+        assert_eq!((said(429, &after).remaining, said(429, &after).reset), (Some(0), Some(Duration::from_secs(30))));
     }
 
     /// Without `RateLimit` nothing tells what remains, and without a window nothing tells for how long.

@@ -57,11 +57,16 @@ impl Attempts {
         self.left > 0
     }
 
+    /// The time at which an attempt that begins now stops waiting. `None`: it waits for any time.
+    pub(super) fn waits_until(&self) -> Option<Duration> {
+        let longest = self.config.longest_wait?;
+        Some(self.config.upstream(&self.key).now().saturating_add(longest))
+    }
+
     /// Waits until the next attempt may be sent.
-    pub(super) async fn admit(&self) -> Result<Admission, RequestPerMinute> {
-        let OutgoingConfig { limiter, longest_wait, .. } = &*self.config;
+    pub(super) async fn admit(&self, until: Option<Duration>) -> Result<Admission, RequestPerMinute> {
+        let limiter = &self.config.limiter;
         let upstream = self.config.upstream(&self.key);
-        let until = longest_wait.map(|longest| upstream.now().saturating_add(longest));
         match upstream.admit(until).await {
             Err(refused) if refused.cause() == Cause::Unavailable => match limiter.engine().settings().on_store_error {
                 OnStoreError::Local | OnStoreError::Allow => {

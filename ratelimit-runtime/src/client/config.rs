@@ -19,7 +19,7 @@ use super::{
     counters::{Counters, bucket},
     upstream::{LONGEST_PAUSE, UpstreamState},
 };
-use crate::{Builder, Key, Limiter, RateKey, Rule};
+use crate::{Builder, Key, Limiter, RateKey, Rule, rule::limits::EXACT};
 
 /// Limits of outgoing calls that are not configured: each upstream announces its own.
 ///
@@ -238,6 +238,8 @@ impl OutgoingConfig {
 }
 
 fn budget(count: u64, period: Duration) -> Rule {
+    // More than a bucket can count is as good as no bound.
+    let count = count.min(EXACT / u64::try_from(period.as_millis()).unwrap_or(u64::MAX).max(1));
     bucket("client-retries", count, period, count.max(1))
 }
 

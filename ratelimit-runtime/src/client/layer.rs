@@ -93,8 +93,9 @@ where
             loop {
                 let (parts, body) = request.into_parts();
                 let copy = attempts.may_repeat().then(|| Request::from_parts(parts.clone(), body.clone()));
+                let until = attempts.waits_until();
                 let (mut admission, mut ready, is_ready) = loop {
-                    let admission = match attempts.admit().await {
+                    let admission = match attempts.admit(until).await {
                         Ok(admission) => admission,
                         Err(refused) => {
                             let refused = Err(OutgoingError::Refused(refused));

@@ -49,7 +49,7 @@ impl Middleware for Outgoing {
         let (mut request, mut last) = (request, None);
         loop {
             let copy = if attempts.may_repeat() { request.try_clone() } else { None };
-            let admission = match attempts.admit().await {
+            let admission = match attempts.admit(attempts.waits_until()).await {
                 Ok(admission) => admission,
                 Err(refused) => return last.unwrap_or_else(|| Err(Error::middleware(refused))),
             };

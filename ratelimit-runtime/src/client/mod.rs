@@ -66,7 +66,8 @@
 //! | 5 minutes | [`Outgoing::longest_pause`], by default |
 //! | an hour | the longest window, if `longest_pause` is longer than that |
 //!
-//! These fields are read, with numbers of any size:
+//! These fields are read, with numbers of any size. In `RateLimit` and `RateLimit-Policy` a number has 15 digits
+//! at most, as in each structured field; with a longer one the line is ignored:
 //!
 //! | fields | |
 //! |---|---|

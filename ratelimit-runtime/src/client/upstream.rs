@@ -299,7 +299,7 @@ impl UpstreamState {
     }
 
     pub(super) fn pause_of(&self, said: &Announcement) -> Duration {
-        let reset = said.reset.filter(|_| said.remaining == Some(0));
+        let reset = said.length().filter(|_| said.remaining == Some(0));
         said.retry_after.or(reset).unwrap_or(UNSAID).min(self.longest_pause)
     }
 

@@ -89,7 +89,8 @@ impl Limit {
     }
 
     /// Sets the cost of a request, by default 1. A request of cost 0 is admitted, with or without a
-    /// key; a [settled](Limit::settle) limit holds at least 1 of each.
+    /// key; a [settled](Limit::settle) limit holds at least 1 of each. With a key the store is asked all the
+    /// same: a banned counter refuses the request, and so may the failure policy.
     ///
     /// A client must not choose the cost, for example in a query: it would choose 0.
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {

@@ -46,6 +46,18 @@ fn fine() -> Response<()> {
     response(200, &[("RateLimit", "\"api\";r=100;t=1")])
 }
 
+/// The reset is less than half a second away, in whole seconds.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_with_a_reset_of_zero_pauses_for_a_second() {
+    for fields in [&[("RateLimit", "\"api\";r=0;t=0")], &[("X-RateLimit-Reset-After", "0")]] {
+        let outgoing = Outgoing::new(Limiter::in_memory()).retries(0);
+        answered(&outgoing, async || response(429, fields)).await.unwrap();
+        let began = Instant::now();
+        answered(&outgoing, async || fine()).await.unwrap();
+        assert!(began.elapsed() >= SECOND, "{:?}", began.elapsed());
+    }
+}
+
 /// A call of an earlier window is refused while a probe is in flight, which then is answered well.
 #[tokio::test(start_paused = true)]
 async fn the_answer_to_a_probe_does_not_end_a_pause() {

@@ -59,6 +59,8 @@ async fn the_retry_budget_is_of_all_processes_and_refills() {
     assert_eq!(attempts(&one, Method::GET, 502).await, 1);
     tokio::time::sleep(3600 * SECOND).await;
     assert_eq!(attempts(&one, Method::GET, 502).await, 4);
+    let unbounded = Outgoing::new(Limiter::in_memory()).retry_budget(u64::MAX, 10 * SECOND);
+    assert_eq!(attempts(&unbounded, Method::GET, 502).await, 4);
     let none = Outgoing::new(limiter.clone()).retry_budget(0, SECOND);
     assert_eq!(attempts(&none, Method::GET, 502).await, 1);
 }

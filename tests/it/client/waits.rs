@@ -280,3 +280,23 @@ async fn a_call_that_waits_for_the_service_sees_a_pause_that_comes_meanwhile() {
     // It gave its place up, and the service takes its time again.
     assert!(took >= 36 * SECOND && took < 37 * SECOND, "{took:?}");
 }
+
+/// The first pause fits. The second one comes while the call waits for the service, and does not.
+#[tokio::test(start_paused = true)]
+async fn the_longest_wait_bounds_the_sum_of_the_pauses_of_a_call() {
+    let outgoing = Outgoing::new(Limiter::in_memory()).retries(0).longest_wait(20 * SECOND);
+    answered(&outgoing, async || response(200, &[("RateLimit", "\"api\";r=9;t=60")])).await.unwrap();
+    let late = tokio::spawn(answered(&outgoing, async || {
+        sleep(16 * SECOND).await;
+        response(429, &[("Retry-After", "20")])
+    }));
+    sleep(MS).await;
+    told_to_wait(&outgoing, "15").await;
+    let began = Instant::now();
+    let slow = Slow { after: 5 * SECOND, sleep: None, sent: Arc::default() };
+    let slow = ServiceBuilder::new().layer(outgoing.clone()).service(slow);
+    let answer = slow.oneshot(Request::put("http://api/items").body(()).unwrap()).await;
+    assert!(matches!(answer, Err(OutgoingError::Refused(_))), "sent after {:?}", began.elapsed());
+    assert!(began.elapsed() <= 21 * SECOND, "{:?}", began.elapsed());
+    late.await.unwrap().unwrap();
+}
