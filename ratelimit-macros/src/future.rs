@@ -53,10 +53,7 @@ fn resolve<'a>(tail: Tail<'a>, front: &'a mut [Stmt]) -> Tail<'a> {
     let Some(at) = front.iter().rposition(binds) else { return Tail::Variable(name) };
     let (front, [statement, ..]) = front.split_at_mut(at) else { return Tail::Other };
     let Stmt::Local(Local { init: Some(init), .. }) = statement else { return Tail::Other };
-    match resolve(tail_of(&mut init.expr, &mut |_| {}), front) {
-        Tail::Block(_) | Tail::OneOfSeveral => Tail::OneOfSeveral,
-        other => other,
-    }
+    either(Tail::Other, resolve(tail_of(&mut init.expr, &mut |_| {}), front))
 }
 
 /// True if a function that ends so returns a future.
@@ -79,7 +76,6 @@ const SAME_OUTPUT: [&str; 8] = [
 ];
 
 fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
-    let one_of = |any: bool| if any { Tail::OneOfSeveral } else { Tail::Other };
     match expr {
         Expr::Async(block) => Tail::Block(block),
         Expr::Path(path) => path.path.get_ident().map_or(Tail::Other, Tail::Variable),
@@ -88,7 +84,7 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
         Expr::Cast(cast) => tail_of(&mut cast.expr, see),
         Expr::Return(ExprReturn { expr: Some(returned), .. }) => tail_of(returned, see),
         // A `break` leaves it, too.
-        Expr::Block(ExprBlock { label: Some(_), block, .. }) => one_of(has_block(&tail(&mut block.stmts, see))),
+        Expr::Block(ExprBlock { label: Some(_), block, .. }) => either(Tail::Other, tail(&mut block.stmts, see)),
         Expr::Block(block) => tail(&mut block.block.stmts, see),
         Expr::Unsafe(block) => tail(&mut block.block.stmts, see),
         Expr::If(branch) => {

@@ -16,6 +16,9 @@ mod suggest;
 mod tokens;
 mod value;
 
+#[cfg(doctest)]
+#[path = "tests/older_editions.rs"]
+mod older_editions;
 #[cfg(test)]
 mod tests;
 

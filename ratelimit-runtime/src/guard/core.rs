@@ -99,8 +99,7 @@ impl Guard {
 
     /// Whether the counters lie in several slots of a cluster.
     pub(crate) fn are_apart(&self, charges: &[Charge]) -> bool {
-        let mut slots = charges.iter().map(|charge| self.0.store.slot(&charge.counter));
-        slots.next().is_some_and(|first| slots.any(|slot| slot != first))
+        self.0.store.are_apart(charges)
     }
 
     /// Drops the cached denials of these counters, so that the store is asked.

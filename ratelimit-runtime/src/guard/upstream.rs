@@ -11,7 +11,7 @@ use crate::{
     CounterName,
     duration::with_jitter,
     failures::{Epoch, Failures},
-    store::Store,
+    store::{Charge, Store},
 };
 
 /// The store behind the guard: Redis, or a store of the user's.
@@ -33,6 +33,15 @@ impl Upstream {
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.slot(counter),
             Self::Other(..) => 0,
+        }
+    }
+
+    /// Whether the counters lie in several slots of a cluster.
+    pub(super) fn are_apart(&self, charges: &[Charge]) -> bool {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.are_apart(charges),
+            Self::Other(..) => false,
         }
     }
 

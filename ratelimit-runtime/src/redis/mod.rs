@@ -89,6 +89,11 @@ impl Redis {
         self.nodes.slot(counter)
     }
 
+    /// Whether the counters lie in several slots of a cluster.
+    pub(crate) fn are_apart(&self, charges: &[Charge]) -> bool {
+        multi_slot::is_multi_slot(&self.nodes, charges)
+    }
+
     /// The server of a slot is unavailable.
     pub(crate) fn has_outage(&self, slot: u16) -> bool {
         self.nodes.has_outage(slot)
@@ -170,7 +175,7 @@ impl Redis {
         let mut single_slot: SmallVec<[&mut Request; 1]> = SmallVec::new();
         let mut multi_slot = Vec::new();
         for request in batch {
-            if multi_slot::is_multi_slot(&self.nodes, &request.charges) {
+            if self.are_apart(&request.charges) {
                 multi_slot.push(request);
             } else {
                 single_slot.push(request);

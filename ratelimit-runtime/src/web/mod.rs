@@ -38,8 +38,8 @@
 //! Responses have header fields with the limit: by default `RateLimit-Policy: "user";q=100;w=60` and
 //! `RateLimit: "user";r=99;t=60`. [`HeaderStyle`] selects other ones, such as `X-RateLimit-*`, or none. While
 //! Redis is away, they show [what this process may admit](crate::OnStoreError::Local), but for `q`, which stays
-//! the count of the rule. A handler with the
-//! attribute adds them with [`Permit::headers`](crate::Permit::headers).
+//! the count of the rule. A handler with the attribute adds them with
+//! [`Permit::headers`](crate::Permit::headers).
 //!
 //! A refused request gets
 //!

@@ -12,7 +12,8 @@
 //! milliseconds, and change places after each round. All keys are stored before, and are called in
 //! an order that no cache likes; a turn goes on where the last one ended. Nanoseconds are those of a
 //! call on each thread, in the median of the rounds: of processor time with one thread, of real time
-//! with two. They hold for one machine and one moment. The ratio is what to read: the median of the rounds' ratios, ours to the other.
+//! with two. They hold for one machine and one moment. The ratio is what to read: the median of the
+//! rounds' ratios, ours to the other.
 //! `±` is half the distance between their quartiles. `allocs` are allocations of one of our calls.
 //! They are counted while the clock runs, which costs about a nanosecond each. Futures are polled
 //! where they are made, once and with a waker that does nothing: no executor takes part.
