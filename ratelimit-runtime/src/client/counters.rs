@@ -39,8 +39,11 @@ pub(super) const FLIGHT: Duration = Duration::from_secs(30);
 pub(super) const CREDITS: Rule = Rule::new("client-credits", COUNT, LIFETIME).with_denial_cache(false);
 pub(super) const LIMIT: Rule = Rule::new("client-limit", COUNT, LIFETIME).with_denial_cache(false);
 /// It has more room than the credits: so those are what a permit of both shows to remain.
-const IN_FLIGHT: Rule =
-    Rule::new("client-in-flight", 10_000_000, FLIGHT).with_algorithm(Algorithm::SlidingLog).with_denial_cache(false);
+///
+/// A call counts for one second more at most, and not in a log: that refunds only its last 5,000 charges.
+const IN_FLIGHT: Rule = Rule::new("client-in-flight", 10_000_000, FLIGHT.saturating_add(Duration::from_secs(1)))
+    .with_algorithm(Algorithm::SlidingWindow { buckets: 31, weighted: false })
+    .with_denial_cache(false);
 pub(super) const KNOWN: Rule = timer("client-known", 1);
 pub(super) const ANNOUNCED: Rule = timer("client-announced", 1);
 pub(super) const PAUSE: Rule = timer("client-pause", 1);

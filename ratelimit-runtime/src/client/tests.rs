@@ -282,6 +282,23 @@ async fn a_call_that_found_the_service_broken_is_not_in_flight() {
     assert_eq!(counters(&limiter).in_flight().await.unwrap(), 0);
 }
 
+/// A log refunds only the last few thousand of its charges.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_answered_after_thousands_of_later_ones_is_not_in_flight() {
+    let limiter = Limiter::in_memory();
+    let upstream = upstream(&limiter);
+    open(&upstream, says(10_000, 60)).await;
+    let mut calls = Vec::new();
+    for _ in 0..5_002 {
+        calls.push(admit(&upstream).await.unwrap());
+        sleep(MS).await;
+    }
+    calls.iter_mut().for_each(Admission::end_flight);
+    sleep(SECOND).await;
+    let counters = Counters::new(limiter, Key::new("api"));
+    assert_eq!(counters.in_flight().await.unwrap(), 0);
+}
+
 /// It may have arrived after the probe, and been answered before it.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_answered_while_the_probe_is_in_flight_is_taken_off() {
