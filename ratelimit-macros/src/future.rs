@@ -95,6 +95,7 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
             matched.arms.iter_mut().fold(Tail::Other, |all, arm| either(all, tail_of(&mut arm.body, see)))
         }
         Expr::Call(call) if call.args.len() == 1 => match maker(&call.func) {
+            Some(Maker::Box) if is_method_of_block(&call.args[0]) => Tail::OneOfSeveral,
             Some(Maker::Box) => tail_of(&mut call.args[0], see),
             Some(Maker::Other) if has_block(&tail_of(&mut call.args[0], see)) => Tail::TakenByType,
             _ => Tail::Other,
@@ -103,6 +104,22 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
             tail_of(&mut call.receiver, see)
         }
         _ => Tail::Other,
+    }
+}
+
+/// True for `async { .. }.map_err(f)` and the like, which is no block to limit.
+fn is_method_of_block(mut expr: &Expr) -> bool {
+    let mut changes_output = false;
+    loop {
+        expr = match expr {
+            Expr::Async(_) => return changes_output,
+            Expr::MethodCall(call) => {
+                changes_output |= !SAME_OUTPUT.iter().any(|name| call.method == name);
+                &call.receiver
+            }
+            Expr::Paren(paren) => &paren.expr,
+            _ => return false,
+        };
     }
 }
 
@@ -142,9 +159,23 @@ pub(crate) fn early_return(body: &TokenStream, statements: &[Stmt]) -> Option<Sp
     if !body.to_string().contains("return") {
         return None;
     }
-    let mut returns = Vec::new();
-    find_returns(body.clone(), &mut returns);
-    (returns.len() > returns_of_tail(statements)).then(|| returns[0])
+    let returns = returns(body);
+    (returns.len() > returns_of_tail(statements)).then(|| returns[0].0)
+}
+
+/// True if a `return` of the body returns an async block, as a body may end in one.
+pub(crate) fn returns_block(body: &TokenStream) -> bool {
+    let text = body.to_string();
+    let returned = if text.contains("return") && text.contains("async") { returns(body) } else { Vec::new() };
+    let parsed = returned.into_iter().filter_map(|(_, value)| syn::parse2(value).ok());
+    parsed.into_iter().any(|mut value| has_block(&tail_of(&mut value, &mut |_| {})))
+}
+
+/// Each `return` with a value, but for those of closures, functions and async blocks inside.
+fn returns(body: &TokenStream) -> Vec<(Span, TokenStream)> {
+    let mut found = Vec::new();
+    find_returns(body.clone(), &mut found);
+    found
 }
 
 /// Number of `return`s that the tail stands behind: one in `return Box::pin(async { .. })`.
@@ -152,12 +183,13 @@ fn returns_of_tail(statements: &[Stmt]) -> usize {
     match statements.last() {
         Some(Stmt::Expr(Expr::Return(_), _)) => 1,
         Some(Stmt::Expr(Expr::Block(block), None)) => returns_of_tail(&block.block.stmts),
+        Some(Stmt::Expr(Expr::Unsafe(block), None)) => returns_of_tail(&block.block.stmts),
         _ => 0,
     }
 }
 
-/// Adds each `return` with a value, but for those of closures, functions and async blocks inside.
-fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
+/// See [`returns`].
+fn find_returns(tokens: TokenStream, found: &mut Vec<(Span, TokenStream)>) {
     // Words that an expression may follow.
     const BEFORE_EXPRESSION: [&str; 11] =
         ["async", "break", "else", "if", "in", "match", "move", "mut", "return", "static", "while"];
@@ -196,7 +228,8 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<Span>) {
             TokenTree::Ident(word) => {
                 // Without a value, it is one of an async block or a closure that a macro makes.
                 let leaves = word == "return" && at < tokens.len() && !is_sign(at, ",;");
-                found.extend(leaves.then(|| word.span()));
+                let value = || tokens[at..].iter().take_while(|token| !is_punct(token, ",;")).cloned().collect();
+                found.extend(leaves.then(|| (word.span(), value())));
                 BEFORE_EXPRESSION.iter().any(|before| word == before)
             }
             // A closure, unless it is the first pattern of an arm of a `match`.
@@ -336,6 +369,12 @@ pub(crate) fn rebound_names(statements: &mut [Stmt]) -> Vec<Ident> {
 /// Adds the names that a `let` gives to other values than their own.
 fn rebind(pat: &Pat, init: Option<&Expr>, names: &mut Vec<Ident>) {
     match (pat, init) {
+        // Nothing tells here which value `into` makes for a type.
+        (Pat::Type(PatType { pat, ty, .. }), Some(Expr::MethodCall(call)))
+            if call.method == "into" && !is_same_value(ty) =>
+        {
+            bind(pat, names);
+        }
         (
             Pat::Type(PatType { pat, .. })
             | Pat::Reference(PatReference { pat, .. })
@@ -383,6 +422,13 @@ fn is_copy_of(expr: &Expr, name: &Ident) -> bool {
             keeps && is_copy_of(&call.args[0], name)
         }
         _ => false,
+    }
+}
+
+fn is_same_value(ty: &Type) -> bool {
+    match ty {
+        Type::Path(path) => path.path.segments.last().is_some_and(|last| SAME_VALUE.iter().any(|ty| last.ident == ty)),
+        _ => matches!(ty, Type::Infer(_)),
     }
 }
 

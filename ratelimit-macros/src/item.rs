@@ -9,7 +9,9 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{FutureOutput, Tail, bind, early_return, has_block, output_of_future, tail, tail_block};
+use crate::future::{
+    FutureOutput, Tail, bind, early_return, has_block, output_of_future, returns_block, tail, tail_block,
+};
 use crate::kind::AttributeKind;
 use crate::tokens::{block, ends, text};
 
@@ -180,7 +182,8 @@ pub(crate) enum InsertionPoint {
 impl Function {
     /// Returns true for an `async fn` and for a function that returns a future.
     pub(crate) fn is_async(&self) -> bool {
-        self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends(has_block)
+        let returns_block = || self.body.as_ref().is_some_and(|body| returns_block(&body.tokens));
+        self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends(has_block) || returns_block()
     }
 
     /// Returns true if the function ends in `Job::new(async { .. })`.

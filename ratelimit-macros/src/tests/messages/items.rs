@@ -7,6 +7,7 @@ fn unsupported_items() {
     let expected = "expected an async function or an `impl` block";
     let sync = "this function is not async: write `async fn`, or add a word to the limit: #[limit_request_per_time(.., blocking)]";
     let below = "another attribute already made this function synchronous: write #[limit_request_per_time] above it";
+    let blocks = "this function is not async, it calls `block_on`: if an attribute such as #[tokio::main] made it so, write #[limit_request_per_time] above that one";
     let declaration =
         "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
     let future = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
@@ -15,10 +16,7 @@ fn unsupported_items() {
         ("fn f() {}", sync),
         ("fn f() -> impl Fn() { move || async move {} }", sync),
         ("fn main() {}", below),
-        (
-            "fn serve() { Builder::new().build().block_on(async {}) }",
-            "this function is not async, it calls `block_on`: if an attribute such as #[tokio::main] made it so, write #[limit_request_per_time] above that one",
-        ),
+        ("fn serve() { Builder::new().build().block_on(async {}) }", blocks),
         ("#[::core::prelude::v1::test] fn f() { block_on(async {}) }", below),
         ("async fn f();", declaration),
         ("fn f() -> impl Future<Output = R> { g() }", future),
@@ -46,6 +44,11 @@ fn unsupported_items() {
         ("fn f() -> R { let b = async {}; let b = run(b); b }", sync),
         ("fn f() -> Alias { let b = async {}; if a { Box::pin(trace(b)) } else { Box::pin(b) } }", future),
         ("fn f() -> Alias { let b = async {}; let c: Alias = Box::pin(b); c }", future),
+        ("impl S { async fn f() {} fn g() -> Alias { if a { return Box::pin(async {}); } self.h() } }", future),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(async {}.boxed().map_err(e)) } }", future),
+        ("fn f() -> Alias { Box::pin((async {}.map_err(e)).boxed()) }", future),
+        ("fn f() -> R { if a { return block_on(async {}); } r() }", blocks),
+        ("fn f() -> R { let a = || { return async {}; }; a.run() }", sync),
         ("impl S { async fn f() {} fn g() -> Job { Job::new(async {}) } }", taken),
         ("impl S { async fn f() {} fn g() -> Job { if a { Job::new(async {}) } else { b } } }", taken),
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
@@ -84,6 +87,11 @@ fn an_argument_with_another_value_at_the_limit() {
         ("let id = id.clone();", false),
         ("let id = Arc::clone(&id);", false),
         ("let id: String = id.to_owned();", false),
+        ("let id: String = id.into();", false),
+        ("let id: std::sync::Arc<str> = id.into();", false),
+        ("let id: Shard = id.into();", true),
+        ("let id: _ = id.into();", false),
+        ("let id = id.into();", false),
         ("let rest = id + 1;", false),
         ("let other = id; other.save();", false),
     ] {
@@ -154,6 +162,8 @@ fn blocking() {
         "impl S { async fn f() {} #[limit_request_per_time(skip)] fn g() -> Job { Job::new(async {}) } }",
         "fn f() -> BoxFuture<R> { let a = b.map_or_else(|| 0, |c| { if c > 9 { return 9; } c }); Box::pin(async move {}) }",
         "fn f() -> BoxFuture<R> { Box::into_pin(Box::new(unsafe { async move {} })) }",
+        "fn f() -> BoxFuture<R> { unsafe { return Box::pin(async move {}); } }",
+        "impl S { async fn f() {} fn g() -> R { async {}.block_on() } }",
     ] {
         check("\"a\", 1, Days, 1", item, &[]);
     }
