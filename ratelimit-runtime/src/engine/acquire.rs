@@ -126,24 +126,27 @@ impl Acquire {
     #[inline(never)]
     fn decide_applied(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         let rule = self.rule;
+        let rules;
         let applied = match &self.state {
-            AcquireState::Attempt { engine: Some(engine), key, .. } => key.counter_key().and_then(|key| {
-                let rules = engine.settings().rules_now();
-                rules.applied(&rule, key, CallKind::default()).map(|applied| *applied)
-            }),
+            AcquireState::Attempt { engine: Some(engine), key, .. } => {
+                rules = engine.settings().rules_now();
+                key.counter_key().and_then(|key| rules.applied(&rule, key, CallKind::default()))
+            }
             _ => None,
         };
-        let Some(applied) = applied else { return self.poll_slow(awaits.then_some(context)) };
-        self.rule = applied;
-        self.decide_by(Some(rule), context, awaits)
+        match applied {
+            Some(applied) => self.decide_by(Some(&applied), context, awaits),
+            None => self.poll_slow(awaits.then_some(context)),
+        }
     }
 
-    /// Attempts to charge. The general way resolves the call if that is unsupported, by the `original` rule
-    /// if there is one.
+    /// Attempts to charge, by the rule as it applies if that is not the rule of the call. The general way decides
+    /// if that is unsupported.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in two places
-    fn decide_by(&mut self, original: Option<Rule>, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
+    fn decide_by(&mut self, applied: Option<&Rule>, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         let Self { rule, cost, state, .. } = self;
+        let rule = applied.unwrap_or(rule);
         if let AcquireState::Attempt { engine: place, key, ticket } = state
             && let Some(engine) = &*place
             && let Some(key) = key.counter_key()
@@ -171,14 +174,10 @@ impl Acquire {
                         return exceeded(&engine, rule, key, *cost, &outcome);
                     }
                 }
-                Attempt::Pending if ticket.is_some() => {
-                    *rule = original.unwrap_or(*rule);
-                    return Poll::Pending;
-                }
+                Attempt::Pending if ticket.is_some() => return Poll::Pending,
                 Attempt::Pending | Attempt::Unsupported => {}
             }
         }
-        self.rule = original.unwrap_or(self.rule);
         self.poll_slow(awaits.then_some(context))
     }
 
