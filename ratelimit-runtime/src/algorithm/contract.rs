@@ -140,6 +140,11 @@ pub(crate) trait MemoryState: fmt::Debug {
     /// unless it has to remember something of its other charges.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64;
 
+    /// Whether a charge by a rule, refunded at the same time, leaves the state as it was.
+    fn can_undo(&self, _rule: &Rule) -> bool {
+        true
+    }
+
     /// Makes a hold last one lease from now. `false` if it no longer counts.
     fn renew(&mut self, _hold: &Hold, _now_us: u64) -> bool {
         false
@@ -165,7 +170,7 @@ pub(crate) trait MemoryState: fmt::Debug {
     /// which the caller has to sleep, and a place are only denied.
     ///
     /// `None` in all other cases. Then nothing has changed but parts that have expired. It never
-    /// makes the state expire sooner.
+    /// makes the state expire sooner, unless it has expired.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, _rule: &Rule, _cost: u64, _now: DecisionTime) -> Option<Outcome> {

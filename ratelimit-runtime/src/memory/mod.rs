@@ -144,9 +144,16 @@ impl Memory {
 
     /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
     /// no room for the counter, for a slot that comes later, and for a free place unless the caller `can_hold` it.
+    /// If it `may_be_undone`, also for a charge that can't be.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_one(&self, shard: &mut MemoryShard, query: &Query<'_>, read: ClockReadings) -> Option<(Outcome, u64)> {
+    fn charge_one(
+        &self,
+        shard: &mut MemoryShard,
+        query: &Query<'_>,
+        read: ClockReadings,
+        may_be_undone: bool,
+    ) -> Option<(Outcome, u64)> {
         let Query { rule, id, cost, can_hold, .. } = *query;
         let MemoryShard { latest_us, counters, .. } = shard;
         let mut time = LockedTime { clock: &self.clock, latest_us, read };
@@ -158,6 +165,10 @@ impl Memory {
             return None;
         }
         let now_us = time.us().us;
+        let can_undo = |state: &mut dyn MemoryState| state.is_fresh(now_us) || state.can_undo(rule);
+        if may_be_undone && is_stored && shard.update(id, rule, can_undo) != Some(true) {
+            return None;
+        }
         // Not the query, which would be written to memory for this: a tenth of the steps of each call.
         self.charge_slowly(shard, id, rule, cost, is_stored, now_us).map(|outcome| (outcome, now_us))
     }
@@ -232,15 +243,17 @@ impl Memory {
             return;
         }
 
-        if self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity {
-            // `insert_new` can't sweep shards that this call has locked.
-            shards.shards.iter_mut().for_each(|shard| _ = self.sweep(shard, now_us));
-        }
+        let lacks_room = || self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity;
+        // `insert_new` can't sweep shards that this call has locked.
+        shards.shards.iter_mut().for_each(|shard| while lacks_room() && self.sweep(shard, now_us) > 0 {});
         // A rule in shadow mode takes no room from the other rules of the call. What the overflow may count, and
-        // never refunds, comes after what may find no room.
-        let can_overflow = |charge: &Charge| {
-            let overflow = self.overflow.as_ref();
-            overflow.is_some_and(|overflow| overflow.can_count(charge.counter.id(), &charge.query(), now_us / 1000))
+        // never refunds, comes after what may find no room. It has its table then, which another charge could take.
+        let lacks_room = lacks_room();
+        let mut can_overflow = |charge: &Charge| {
+            let Some(overflow) = &self.overflow else { return false };
+            let (id, query) = (charge.counter.id(), charge.query());
+            let needs_table = lacks_room && shards.of(&id).update(id, query.rule, |_| ()).is_none();
+            overflow.can_count(id, &query, now_us / 1000) && (!needs_table || overflow.take_table(query.rule))
         };
         let of_charge = |(at, charge): (usize, &Charge)| (charge.rule.is_shadow(), can_overflow(charge), at);
         let mut order: SmallVec<[_; 2]> = request.charges.iter().enumerate().map(of_charge).collect();
@@ -390,7 +403,7 @@ impl Backend for Memory {
     fn try_charge(&self, query: &mut Query<'_>, _waiter: Option<Waiter<'_, Infallible>>) -> Attempt {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
-        match self.charge_one(&mut self.shard(shard_of(&query.id)), query, ClockReadings::default()) {
+        match self.charge_one(&mut self.shard(shard_of(&query.id)), query, ClockReadings::default(), false) {
             Some((outcome, _)) => {
                 query.outcome = outcome;
                 Attempt::Decided

@@ -54,6 +54,8 @@ struct OverflowCell {
 const SPAN_BITS: u32 = 24;
 const COUNT_BITS: u32 = 20;
 const SPANS: u64 = 1 << SPAN_BITS;
+/// A cell is ahead of a call by fewer spans, or else it is of long ago.
+const MOST_AHEAD: u64 = SPANS / 16;
 /// The largest time by which one thread's clock is behind another's, if the clock is not set back.
 const LATEST_MS: u64 = 60_000;
 /// The largest count that a cell can have. A counter gets no more in a period, whatever its rule says.
@@ -73,7 +75,7 @@ impl OverflowCell {
         match span.wrapping_sub(self.span) % SPANS {
             0 => self,
             1 => Self { span, before: self.now, now: 0 },
-            since if since < SPANS / 2 => Self { span, before: 0, now: 0 },
+            since if since < SPANS - MOST_AHEAD => Self { span, before: 0, now: 0 },
             _ => Self { span, before: 0, now: (self.before + self.now).min(LARGEST_COUNT) },
         }
     }
@@ -81,7 +83,7 @@ impl OverflowCell {
     /// Number of spans that the cell is ahead of this one.
     fn ahead_of(self, span: u64) -> u64 {
         let ahead = self.span.wrapping_sub(span) % SPANS;
-        if ahead < SPANS / 2 { ahead } else { 0 }
+        if ahead <= MOST_AHEAD { ahead } else { 0 }
     }
 }
 
@@ -128,6 +130,11 @@ impl Overflow {
         let table = self.tables.iter().map_while(OnceLock::get).find(is_its).filter(|_| is_countable(query))?;
         let (counted, now_ms) = table.read(self.cells_of(table, id), now_ms);
         (counted.now + counted.before > 0).then(|| table.evaluate(query.rule, query.least(), counted, now_ms))
+    }
+
+    /// Takes a table for a rule's period. `false` if all are taken for others.
+    pub(super) fn take_table(&self, rule: &Rule) -> bool {
+        self.table(rule).is_some()
     }
 
     /// The table of a rule's period, which may be new.

@@ -15,7 +15,7 @@ impl Memory {
     pub(super) fn charge_several<const N: usize>(&self, queries: &mut [Query<'_>; N]) -> Attempt {
         const { assert!(N <= MAX_AT_ONCE) };
         // A denied call stores new counters until it undoes them: `MAX_AT_ONCE` at most, and one such call
-        // at a time in each shard. With room for all of them, no other call finds the store full.
+        // at a time in each shard. With room for all of them, hardly another call finds the store full.
         if self.stored.load(Ordering::Relaxed) + SHARDS * MAX_AT_ONCE > self.capacity {
             return Attempt::Unsupported;
         }
@@ -50,7 +50,8 @@ impl Memory {
         let (mut attempt, mut all_fit) = (Attempt::Decided, true);
         for ((locked, query), charged_us) in shards.iter_mut().zip(&mut ordered).zip(&mut charged_us) {
             shard = locked.as_deref_mut().or(shard);
-            let Some((outcome, us)) = shard.as_deref_mut().and_then(|shard| self.charge_one(shard, query, read)) else {
+            let Some((outcome, us)) = shard.as_deref_mut().and_then(|shard| self.charge_one(shard, query, read, true))
+            else {
                 (attempt, all_fit) = (Attempt::Unsupported, false);
                 break;
             };

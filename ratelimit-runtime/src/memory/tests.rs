@@ -383,3 +383,54 @@ fn a_bucket_that_is_full_again_is_full_for_a_lowered_count() {
     manual.advance(PERIOD);
     assert_eq!(left_after(rule.with_count(5), 1), 9);
 }
+
+/// Two rules of one counter. The faster one refills it faster, but only if it was charged.
+#[test]
+fn a_denied_call_of_several_rules_refills_nothing_for_a_lower_count() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 10_000, 0);
+    let bucket = Algorithm::TokenBucket { burst: 50, refill: Refill::Greedy };
+    let slow = Rule::new("item", 1, PERIOD).with_algorithm(bucket);
+    let fast = slow.with_count(1_000);
+    let exhausted = Rule::new("exhausted", 1, Duration::from_secs(3600));
+    let fits = |rule: &Rule, cost| {
+        let mut query = Query::new(rule, &Key::NONE, cost);
+        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
+        query.outcome.fits()
+    };
+    assert!(fits(&slow, 50) && fits(&exhausted, 1));
+    clock.advance(Duration::from_millis(20));
+    let mut queries = [Query::new(&fast, &Key::NONE, 1), Query::new(&exhausted, &Key::NONE, 1)];
+    if let Attempt::Unsupported = memory.try_charge_all(&mut queries) {
+        assert!(!decide(&memory, &[(&fast, &Key::NONE), (&exhausted, &Key::NONE)]).unwrap());
+    }
+    assert!(!fits(&slow, 1));
+}
+
+#[test]
+fn a_request_drops_as_many_expired_counters_as_it_needs() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 2, 0);
+    let log = RULE.with_algorithm(Algorithm::SlidingLog);
+    assert!(decide(&memory, &[(&RULE, &key_in(7, &RULE, 0))]).unwrap());
+    assert!(decide(&memory, &[(&log, &key_in(7, &log, 1_000_000))]).unwrap());
+    clock.advance(3 * PERIOD);
+    let both = [7, 6].map(|shard| key_in(shard, &RULE, 2_000_000));
+    assert!(decide(&memory, &both.each_ref().map(|key| (&RULE, key))).unwrap());
+}
+
+#[test]
+fn two_rules_that_need_the_last_table_of_the_overflow_charge_nothing() {
+    let memory = Memory::new(ManualClock::new().into(), 1, 1 << 16);
+    let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
+    let [stored, key] = [0, 1].map(Key::new);
+    assert!(decide(&memory, &[(&RULE, &stored)]).unwrap());
+    for seconds in 2..=4 {
+        assert!(decide(&memory, &[(&rule(seconds), &key)]).unwrap());
+    }
+    let [first, second] = [rule(10), rule(20)];
+    assert!(decide(&memory, &[(&first, &key), (&second, &key)]).is_err());
+    let admitted = [first, second].map(|rule| decide(&memory, &[(&rule, &key)]));
+    assert!(admitted.iter().any(|admitted| matches!(admitted, Ok(true))), "{admitted:?}");
+    assert!(!admitted.iter().any(|admitted| matches!(admitted, Ok(false))), "{admitted:?}");
+}

@@ -82,6 +82,11 @@ impl BucketLevel {
         self.fastest > 0 && (self.is_mixed || self.fastest != params.pace())
     }
 
+    /// Whether all rules that have written the bucket since it was full certainly have the count of this one.
+    pub(super) fn has_one_count(&self, params: &BucketParams) -> bool {
+        !self.mixes(params) && params.pace() < LARGEST_PACE
+    }
+
     /// Number of refills between a time and when the bucket is full.
     pub(super) fn refills_to_come(&self, params: &BucketParams, from_ms: u64) -> u64 {
         self.full_at_ms.saturating_sub(from_ms).div_ceil(params.interval_ms)

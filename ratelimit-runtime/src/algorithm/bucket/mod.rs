@@ -179,6 +179,11 @@ impl MemoryState for Bucket {
         *self = Self::of(BucketLevel::of_ban(ban.lasting_until(self.expires_at_ms())));
     }
 
+    /// A charge by another count also takes what has come back by that count.
+    fn can_undo(&self, rule: &Rule) -> bool {
+        self.level().has_one_count(&BucketParams::of(rule))
+    }
+
     fn unban(&mut self, now_us: u64) {
         if self.level().is_banned {
             *self = Self::of(BucketLevel::full(millis(now_us)));

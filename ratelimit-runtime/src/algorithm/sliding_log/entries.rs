@@ -19,6 +19,9 @@ pub(super) struct LogEntries {
     dropped: usize,
 }
 
+/// An empty list keeps room for so many entries, and gives back more.
+const KEPT: usize = 64;
+
 impl LogEntries {
     /// Adds the newest entry.
     pub(super) fn push(&mut self, entry: LogEntry) {
@@ -27,6 +30,9 @@ impl LogEntries {
         if stored == self.stored.capacity() && 4 * self.dropped >= stored {
             self.stored.drain(..self.dropped);
             self.dropped = 0;
+            if 4 * self.stored.len() <= self.stored.capacity() {
+                self.stored.shrink_to_fit();
+            }
         }
         self.stored.push(entry);
     }
@@ -50,6 +56,9 @@ impl LogEntries {
     pub(super) fn clear(&mut self) {
         self.stored.clear();
         self.dropped = 0;
+        if self.stored.capacity() > KEPT {
+            self.stored = SmallVec::new();
+        }
     }
 }
 
@@ -106,6 +115,22 @@ mod tests {
                 }
                 prop_assert_eq!(&*entries, &*ring.make_contiguous());
             }
+        }
+    }
+
+    #[test]
+    fn a_log_that_was_long_gives_its_memory_back() {
+        for left in [0, 1, 2, 100] {
+            let mut entries = LogEntries::default();
+            (0..10_000).for_each(|step| entries.push((step, 0)));
+            for step in 10_000..60_000 {
+                entries.push((step, 0));
+                while entries.len() > left {
+                    entries.drop_first();
+                }
+            }
+            let reserved = entries.stored.capacity();
+            assert!(reserved <= 4 * left.max(16), "{reserved} for {left}");
         }
     }
 

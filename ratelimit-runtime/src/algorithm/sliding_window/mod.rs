@@ -178,10 +178,11 @@ impl SubWindows {
             _ if ahead == 0 => {}
             Self::Two(last, _) => *self = Self::two(0, if ahead == 1 { last.get() - 1 } else { 0 }),
             Self::Many(charges) => {
-                for _ in 0..ahead.min(earlier + 1) {
-                    charges.push_front(0);
-                }
-                charges.truncate(usize::try_from(earlier + 1).unwrap_or(usize::MAX));
+                let (all, new) = (earlier + 1, ahead.min(earlier + 1));
+                charges.truncate(usize::try_from(all - new).unwrap_or(usize::MAX));
+                let new = usize::try_from(new).unwrap_or(usize::MAX);
+                charges.reserve_exact(new);
+                (0..new).for_each(|_| charges.push_front(0));
             }
         }
     }
@@ -269,8 +270,11 @@ impl MemoryState for SlidingWindow {
         self.evaluate_ms(query.rule, cost, now_us / 1000)
     }
 
-    fn ban(&mut self, _rule: &Rule, ban: Ban) {
-        let counts_until_ms = if self.charged.sum() > 0 { self.expires_at_ms() } else { 0 };
+    fn ban(&mut self, rule: &Rule, ban: Ban) {
+        let layout = WindowLayout::of(rule);
+        // A charge that was refunded may have left empty sub-windows in front.
+        let back = (0..=layout.earlier).find(|back| self.charged.get(*back) > 0);
+        let counts_until_ms = back.map_or(0, |back| self.expires_at_ms().saturating_sub(back * layout.size_ms));
         *self = Self::of_ban(ban.lasting_until(counts_until_ms));
     }
 
@@ -411,7 +415,45 @@ fn parse_charged(reply: &[u8]) -> Option<[u64; 3]> {
 mod tests {
     use std::time::Duration;
 
-    use super::{super::contract::charge, *};
+    use super::{
+        super::contract::{ban, charge},
+        *,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Calls at each third sub-window push and drop most of them.
+    #[test]
+    fn the_sub_windows_take_no_more_numbers_than_count() {
+        for (buckets, weighted) in [(4, true), (4, false), (100, true), (1_000, false)] {
+            let rule = Rule::new("item", 10, SECOND).with_algorithm(Algorithm::SlidingWindow { buckets, weighted });
+            let layout = WindowLayout::of(&rule);
+            let mut window = SlidingWindow::default();
+            for step in (0..5_000).step_by(3) {
+                charge(&mut window, &ChargeQuery::of(&rule, 1), step * layout.size_ms * 1000);
+                let SubWindows::Many(charges) = &window.charged else { panic!("it has several buckets") };
+                assert!(charges.capacity() as u64 <= (layout.earlier + 1).max(4), "{} {rule:?}", charges.capacity());
+            }
+        }
+    }
+
+    #[test]
+    fn a_refunded_charge_makes_no_ban_longer() {
+        for (buckets, weighted) in [(1, true), (4, true), (4, false)] {
+            let rule = Rule::new("item", 10, SECOND).with_algorithm(Algorithm::SlidingWindow { buckets, weighted });
+            let ends_at = |refunds: bool| {
+                let mut window = SlidingWindow::default();
+                charge(&mut window, &ChargeQuery::of(&rule, 1), 60_000_000);
+                if refunds {
+                    let receipt = charge(&mut window, &ChargeQuery::of(&rule, 1), 60_600_000).receipt;
+                    assert_eq!(window.refund(&rule, 1, receipt, 60_600_000), 1);
+                }
+                ban(&mut window, &rule, 1, 60_600_000);
+                window.expires_at_ms()
+            };
+            assert_eq!(ends_at(true), ends_at(false), "{rule:?}");
+        }
+    }
 
     /// The later charge moves the others on. At its time, those of the oldest bucket count in full.
     #[test]

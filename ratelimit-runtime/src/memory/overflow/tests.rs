@@ -44,6 +44,15 @@ fn a_debt_is_counted_with_the_calls_of_its_counter() {
     assert!(later.fits && later.decision.remaining == COUNT - 1);
 }
 
+#[test]
+fn a_charge_of_long_ago_does_not_count() {
+    for spans in [SPANS / 2, SPANS - MOST_AHEAD - 1] {
+        let overflow = Overflow::new(SPACIOUS);
+        assert!(charge(&overflow, 1, COUNT, 0).fits);
+        assert!(charge(&overflow, 1, 1, spans * PERIOD_MS).fits, "{spans}");
+    }
+}
+
 proptest! {
     /// Counters share few cells. Each call reads a clock that is late by up to three periods, and is made
     /// then, or in a later span that others have begun.
