@@ -297,6 +297,7 @@ use crate::kind::AttributeKind;
 /// |---|---|
 /// | `Result<_, E>` with `E: From<RequestPerMinute>` | `Err(refused.into())` |
 /// | `Response` of `axum`, also as an error (feature `axum`) | the status 429, 403, 503 or 500 |
+/// | `HttpResponse` of `actix-web` (feature `actix-web`) | the same |
 /// | a type of yours | what its `FromRefusal` makes of the refusal |
 /// | any type, with `on_limit = Return(expr)` | the value of the expression |
 ///
@@ -315,21 +316,22 @@ use crate::kind::AttributeKind;
 ///   counter, unless the key tells them apart.
 /// - A function that returns a future and ends in its async block: `async move { .. }`,
 ///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`, `async move { .. }.instrument(span)`.
-///   The call is counted when the future is first polled. Write `async move` if the key uses an
+///   Also `boxed_local`, `fuse`, `in_current_span`, `in_span`, `with_subscriber` and `with_current_subscriber`
+///   may stand behind it. The call is counted when the future is first polled. Write `async move` if the key uses an
 ///   argument. A `return` before that block is a compile error, as it would not be limited. So is a `let`
 ///   before it that gives another value to the name of an argument that the limit uses.
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
-///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros
-///   generate inside the block are not limited. Nor is a method without an async block whose type
-///   does not show that it returns a future: `fn put(&self) -> Answer { self.client.put() }`.
+///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. **Two kinds of methods are not
+///   limited:** those that macros generate inside the block, and those that return a future by an alias and
+///   have no async block, such as `fn put(&self) -> Answer { self.client.put() }`.
 /// - With `blocking`, a function that is [not async](#functions-that-are-not-async).
 ///
-/// Any other item is a compile error; the attribute is never ignored. Where it stands next to other attributes:
+/// Any other item is a compile error. Where it stands next to other attributes:
 ///
 /// - `#[async_trait]`: above or below it, and on its methods. Once it has expanded, the parts of a
 ///   destructured argument, `(a, b): (u64, u64)`, have no value yet when the limit is checked. Name
 ///   the argument and destructure it in the body.
-/// - `#[axum::debug_handler]`: above it.
+/// - `#[axum::debug_handler]`: above or below it.
 /// - `#[tokio::test]` and `#[tokio::main]`: above them, since they make the function synchronous.
 /// - `#[tracing::instrument]`: above it to wait inside the span, below it to wait outside.
 ///

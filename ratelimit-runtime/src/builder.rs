@@ -142,11 +142,11 @@ impl Builder {
         self
     }
 
-    /// The number of processes that share the limits. The default is 1.
+    /// The number of processes that share the limits. By default, it is not known.
     ///
     /// When the store is away, each process admits its share: the count divided by this number.
-    /// With the default, each process would admit the whole count; when that begins, the log has one
-    /// warning. See [`OnStoreError::Local`].
+    /// If it is not known, each process admits the whole count; when that begins, the log has one
+    /// warning. For a single process, set 1. See [`OnStoreError::Local`].
     ///
     /// # Errors
     ///

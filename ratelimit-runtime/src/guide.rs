@@ -1,4 +1,4 @@
-//! The guide: pages for users of the crate, each with examples that are tested.
+//! The guide: pages for users of the crate. Their Rust examples are tested.
 //!
 //! | page | about |
 //! |---|---|
@@ -52,9 +52,9 @@
 //! | refusal | the error of a call that may not run: [`RequestPerMinute`] |
 //! | wait queue | the callers of one counter that wait in one process |
 //! | refund | to take a charge back |
-//! | settle | at the end of a call, to replace what was charged first by what was used |
+//! | settle | to charge what a call has used, at its end, in place of the most that it may use |
 //! | hold | what a running call has taken until it ends |
-//! | settlement by refund | the settlement of a charge that is not held: the rest is refunded |
+//! | settlement by refund | a settlement that refunds the unused part, for algorithms without holds |
 //! | place | the hold of a call under `limit_concurrent_requests` |
 //! | lease | the time after which a hold ends if its process no longer renews it |
 //! | cached denial | the store's refusal, which the process repeats without asking again |

@@ -228,7 +228,8 @@ impl Limiter {
     ///   rule is charged. The exception is [`Cause::Unavailable`](crate::Cause::Unavailable), after
     ///   which some rules may have been charged.
     /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one of several rules is a
-    ///   [`LeakyBucket`](crate::Algorithm::LeakyBucket), which can't be combined.
+    ///   [`LeakyBucket`](crate::Algorithm::LeakyBucket) or has a [prefetch](Rule::with_prefetch). These can't
+    ///   be combined with others.
     ///
     /// # Cancellation
     ///
