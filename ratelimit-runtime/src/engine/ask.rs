@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -14,8 +15,9 @@ use super::{
 };
 use crate::{
     RequestPerMinute,
+    counter::CounterId,
     deadline::after,
-    store::{Batch, Charges, Request, StoreError},
+    store::{Batch, Charge, Charges, Request, StoreError},
 };
 
 pub(super) type AcquireResult = Result<Permit, RequestPerMinute>;
@@ -37,6 +39,12 @@ impl Drop for RefundOnDrop {
     }
 }
 
+/// The counters of rules with prefetch. If the caller leaves, permits that were spent for it are put back when the
+/// reply is dropped, and others may wait for them.
+pub(super) fn prefetched(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
+    charges.iter().filter(|charge| charge.rule.prefetch() > 1).map(|charge| charge.counter.id()).collect()
+}
+
 impl AcquireRequest {
     /// Sends a request to the store, after the settlements of its counters, and awaits the answer until
     /// `end`. Returns the time it was sent and the answer.
@@ -53,8 +61,11 @@ impl AcquireRequest {
         let sent_at = self.clock().now();
         let Some(store) = self.engine.store() else { return (sent_at, Err(StoreError::no_answer())) };
         let held = abandon::held_charges(&charges).filter(|_| consume);
+        let left = self.engine.queues().changed_on_drop(prefetched(&charges));
         let reply = store.decide(Request::new(charges, consume).into());
-        (sent_at, self.engine.until(end, AbandonOnDrop::around(&self.engine, held, reply)).await)
+        let answer = self.engine.until(end, AbandonOnDrop::around(&self.engine, held, reply)).await;
+        left.unchanged();
+        (sent_at, answer)
     }
 
     /// Waits for the slot of a permit.

@@ -3,12 +3,16 @@
 
 #[cfg(feature = "redis")]
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt, mem,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
-use tokio::sync::Notify;
 #[cfg(feature = "redis")]
 use tokio::{runtime::Handle, sync::watch, time::timeout};
+use tokio::{sync::Notify, time::sleep};
 
 use super::{
     denials::{Denial, DenialCache, ServerEpoch},
@@ -16,9 +20,10 @@ use super::{
     upstream::Upstream,
 };
 use crate::{
-    Clock, Decision, Rule,
+    Clock, CounterName, Decision, Rule,
     algorithm::{CacheableDenials, Capabilities, capabilities},
     backend::QueryTag,
+    background,
     counter::CounterId,
     observe,
     store::{Batch, Charge, Charges, Reply, Request, StoreError},
@@ -72,7 +77,7 @@ impl Guard {
         let Upstream::Redis(redis) = &self.0.store else { return };
         if !self.0.is_prepared.load(Ordering::Relaxed) && !self.0.is_prepared.swap(true, Ordering::Relaxed) {
             let (redis, guard) = (redis.clone(), Arc::downgrade(&self.0));
-            let _ = crate::background::spawn(async move {
+            let _ = background::spawn(async move {
                 let _ = redis.connected().await;
                 if let Some(guard) = guard.upgrade() {
                     guard.is_background_connected.send_replace(true);
@@ -84,7 +89,7 @@ impl Guard {
     /// Waits until background work has an open connection, for half of the deadline at most. Returns whether
     /// it has one, or has failed to open one. The server of this counter may also be known to be away.
     #[cfg(feature = "redis")]
-    pub(super) async fn has_prepared(&self, counter: &crate::CounterName) -> bool {
+    pub(super) async fn has_prepared(&self, counter: &CounterName) -> bool {
         let is_connected = || *self.0.is_background_connected.borrow();
         if !matches!(self.0.store, Upstream::Redis(_)) || is_connected() || Handle::try_current().is_err() {
             return true;
@@ -148,13 +153,18 @@ impl Guard {
             return Reply::Ready(insert_refused(batch, refused));
         }
         let tags = guard.query_tags(&batch, now_us);
+        let is_apart = tags.iter().any(|tag| tag.slot != tags[0].slot);
+        let charged = charges_of(&batch).filter(|(request, _)| is_apart && request.consume);
+        let charged = charged.map(|(_, charge)| charge.counter.id()).collect();
         match guard.store.decide(batch) {
             // Denials of synchronous stores are not cached: asking again costs nothing.
             Reply::Ready(batch) => Reply::Ready(insert_refused(batch, refused)),
             Reply::Pending(reply) => {
                 let guard = Arc::clone(guard);
                 Reply::Pending(Box::pin(async move {
+                    let mut left = InvalidateLater { guard: Arc::downgrade(&guard), ids: charged };
                     let batch = reply.await;
+                    left.ids.clear();
                     guard.update_denials(&batch, &tags);
                     insert_refused(batch, refused)
                 }))
@@ -164,8 +174,8 @@ impl Guard {
 
     /// Refunds charges to the store. Their cached denials are invalidated when it has answered.
     pub(super) fn refund_upstream(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        let ids = charges.iter().map(|charge| charge.counter.id()).collect();
-        self.invalidate_after(ids, self.0.store.refund(charges))
+        let change = self.change_of(charges.iter().map(|charge| &charge.counter));
+        change.after(self.0.store.refund(charges))
     }
 }
 
@@ -228,8 +238,12 @@ impl GuardInner {
     fn update_denials(&self, batch: &[Request], tags: &[QueryTag]) {
         for ((request, charge), tag) in charges_of(batch).zip(tags) {
             match request.outcome {
-                // It fits, so a cached denial is older. In several slots, this call may have charged the counter and
-                // refunded it: other calls were denied meanwhile, and their answers may still be on the way.
+                // In several slots, this call may have charged the counter and refunded it: other calls were denied
+                // meanwhile, and their answers may still be on the way.
+                Err(_) if request.consume && tags.iter().any(|other| other.slot != tag.slot) => {
+                    self.denials.invalidate(charge.counter.id());
+                }
+                // It fits, so a cached denial is older.
                 Ok(false) if request.consume && charge.cost > 0 && charge.decision.retry_after().is_none() => {
                     if tags.iter().any(|other| other.slot != tag.slot) {
                         self.denials.invalidate(charge.counter.id());
@@ -311,16 +325,64 @@ fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bo
         && denial_applies(&charge.rule, charge.cost, charge.longest_wait)
 }
 
-/// Invalidates the cached denials of some counters when dropped: the store has changed them, or may
-/// have.
-struct InvalidateDenials {
+/// A change of some counters by the store. When it is dropped, their cached denials are invalidated.
+pub(super) struct CounterChange {
     guard: Arc<GuardInner>,
+    ids: SmallVec<[CounterId; 1]>,
+    slots: SmallVec<[u16; 1]>,
+    /// The store was asked and has not answered. It may still make the change, on a connection that others overtake:
+    /// so nothing is cached for a second.
+    is_pending: bool,
+}
+
+impl CounterChange {
+    /// Invalidates the cached denials when the reply is there, or its future is dropped.
+    pub(super) fn after<T: Send + 'static>(self, reply: Reply<T>) -> Reply<T> {
+        // Not before the reply: a query on the way may be denied before the store acts, and cached
+        // after.
+        match reply {
+            Reply::Ready(answer) => Reply::Ready(answer),
+            Reply::Pending(reply) => Reply::Pending(Box::pin(async move {
+                let mut change = self;
+                change.is_pending = true;
+                let answer = reply.await;
+                change.is_pending = false;
+                answer
+            })),
+        }
+    }
+}
+
+impl Drop for CounterChange {
+    fn drop(&mut self) {
+        if self.is_pending {
+            self.slots.iter().for_each(|slot| self.guard.store.failed(*slot));
+        }
+        self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
+    }
+}
+
+/// The counters of a call in several slots, whose caller may leave. Then its charges are refunded in the background,
+/// and calls that are denied until then have no cached denial for long.
+struct InvalidateLater {
+    guard: Weak<GuardInner>,
     ids: SmallVec<[CounterId; 1]>,
 }
 
-impl Drop for InvalidateDenials {
+impl Drop for InvalidateLater {
     fn drop(&mut self) {
-        self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
+        /// Longer than such a refund takes from a server that answers.
+        const REFUNDED_AFTER: Duration = Duration::from_secs(2);
+        if self.ids.is_empty() {
+            return;
+        }
+        let (guard, ids) = (mem::take(&mut self.guard), mem::take(&mut self.ids));
+        let _ = background::spawn(async move {
+            sleep(REFUNDED_AFTER).await;
+            if let Some(guard) = guard.upgrade() {
+                ids.iter().for_each(|id| guard.denials.invalidate(*id));
+            }
+        });
     }
 }
 
@@ -341,34 +403,22 @@ impl Drop for InvalidateQuota {
 }
 
 impl Guard {
-    /// Invalidates the cached denials of counters when the reply is there, or its future is
-    /// dropped.
-    pub(super) fn invalidate_after<T: Send + 'static>(
-        &self,
-        ids: SmallVec<[CounterId; 1]>,
-        reply: Reply<T>,
-    ) -> Reply<T> {
-        // Not before the reply: a query on the way may be denied before the store acts, and cached
-        // after.
-        let invalidate_denials = InvalidateDenials { guard: Arc::clone(&self.0), ids };
-        match reply {
-            Reply::Ready(answer) => Reply::Ready(answer),
-            Reply::Pending(answer) => Reply::Pending(Box::pin(async move {
-                let _invalidate_denials = invalidate_denials;
-                answer.await
-            })),
-        }
+    /// A change of these counters.
+    pub(super) fn change_of<'a>(&self, counters: impl Iterator<Item = &'a CounterName>) -> CounterChange {
+        let (ids, slots) = counters.map(|counter| (counter.id(), self.0.store.slot(counter))).unzip();
+        CounterChange { guard: Arc::clone(&self.0), ids, slots, is_pending: false }
     }
 
     /// Invalidates all that is known of a counter when the reply is there, or its future is dropped:
     /// the counter was reset or banned. Prefetched quota stays if that has certainly had no effect.
     pub(super) fn after_change(
         &self,
-        id: CounterId,
+        change: CounterChange,
         reply: Reply<Result<(), StoreError>>,
     ) -> Reply<Result<(), StoreError>> {
+        let id = change.ids[0];
         let mut invalidate_quota = InvalidateQuota { guard: Arc::clone(&self.0), id, is_unchanged: false };
-        self.invalidate_after(SmallVec::from_iter([id]), reply).map(move |done| {
+        change.after(reply).map(move |done| {
             invalidate_quota.is_unchanged = done.as_ref().is_err_and(StoreError::has_no_effect);
             drop(invalidate_quota);
             done

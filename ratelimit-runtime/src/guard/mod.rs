@@ -11,11 +11,11 @@ use std::convert::Infallible as BatchTicket;
 #[cfg(feature = "redis")]
 use std::sync::Arc;
 use std::{
+    iter,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
 #[cfg(feature = "redis")]
@@ -241,8 +241,7 @@ impl Store for Guard {
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let id = counter.id();
-        self.after_change(id, self.0.store.reset(counter))
+        self.after_change(self.change_of(iter::once(&counter)), self.0.store.reset(counter))
     }
 
     fn supports_holds(&self) -> bool {
@@ -251,13 +250,12 @@ impl Store for Guard {
 
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         // A renewed hold ends later, so the waits of cached denials change.
-        let ids = charges.first().map(|charge| charge.counter.id()).into_iter().collect();
-        self.invalidate_after(ids, self.0.store.renew(charges))
+        let change = self.change_of(charges.first().map(|charge| &charge.counter).into_iter());
+        change.after(self.0.store.renew(charges))
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
-        let ids = SmallVec::from_iter([charge.counter.id()]);
-        self.invalidate_after(ids, self.0.store.settle(charge, used))
+        self.change_of(iter::once(&charge.counter)).after(self.0.store.settle(charge, used))
     }
 
     fn supports_bans(&self) -> bool {
@@ -265,8 +263,7 @@ impl Store for Guard {
     }
 
     fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
-        let id = charge.counter.id();
-        self.after_change(id, self.0.store.ban(charge, time))
+        self.after_change(self.change_of(iter::once(&charge.counter)), self.0.store.ban(charge, time))
     }
 
     fn outage(&self) -> Option<StoreError> {

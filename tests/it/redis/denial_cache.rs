@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use ratelimit_harness::RedisServer;
+use ratelimit_harness::{Proxy, RedisServer};
 use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
 use ratelimit_runtime::{
-    Algorithm, CounterName, Decision, Health, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule,
-    Store, limit_request_per_time,
+    Algorithm, Cause, CounterName, Decision, Health, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute,
+    Rule, Store, limit_request_per_time,
 };
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -19,7 +19,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::support::servers::script_calls;
 use crate::support::{
-    ALGORITHMS, ALIGNED, By, FIXED, LOG, PATIENCE, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on,
+    ALGORITHMS, ALIGNED, By, FIXED, LOG, PATIENCE, Timed, admitted, ends, eventually, exceeded, fresh_key, hourly,
+    limiter_on,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -349,4 +350,26 @@ async fn cached_denials_are_not_used_during_or_after_an_outage() {
     })
     .await;
     assert_eq!(admitted(&limiter, &rule, key, 3).await, 2, "the server has forgotten what it counted");
+}
+
+/// The refund is sent on one connection, and a call that overtakes it on another.
+#[tokio::test]
+async fn a_refund_that_arrives_after_its_deadline_leaves_no_cached_denial() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, rule, key) = (builder.build().await.unwrap(), hourly(1, FIXED), fresh_key());
+    let blocking = async |key: u64| {
+        let limiter = limiter.clone();
+        tokio::task::spawn_blocking(move || limiter.acquire_blocking(&rule, key)).await.unwrap()
+    };
+    eventually("the other connection is open", async || blocking(fresh_key()).await.is_ok()).await;
+    limiter.acquire(&rule, fresh_key()).await.unwrap().refund().await.unwrap(); // loads the script
+    let permit = limiter.acquire(&rule, key).await.unwrap();
+    proxy.hold_next_request(500 * MS);
+    assert_eq!(permit.refund().await.unwrap_err().cause(), Cause::Unavailable);
+    exceeded(blocking(key).await);
+    sleep(SECOND).await;
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 1);
+    limiter.acquire(&rule, key).await.unwrap();
 }

@@ -570,3 +570,23 @@ fn prefetching_processes_together_never_exceed_the_count() {
     let full = windows.values().filter(|admitted| **admitted > COUNT / 2).count();
     assert!(full > 3, "windows were used: {windows:?}");
 }
+
+#[tokio::test]
+async fn a_permit_of_a_caller_who_left_goes_to_one_who_waits() {
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let builder = Limiter::builder("memory://").clock(clock).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let (limiter, rule) = (builder.over(store.clone()).unwrap(), hourly(2, FIXED).with_prefetch(2));
+    store.hold();
+    let leaving = begin(Box::pin(limiter.acquire_n(&rule, 1, 2)));
+    eventually("its prefetch is on its way", async || store.calls() == 1).await;
+    let waiter = limiter.clone();
+    let waiting = tokio::spawn(async move { waiter.acquire_within(&rule, 1, 7200 * SECOND).await });
+    settle().await;
+    store.release(); // two permits are charged, and spent for a caller who does not look
+    eventually("the next prefetch is on its way", async || store.calls() == 2).await;
+    store.release(); // it is denied
+    sleep(50 * MS).await; // the other caller stands in the queue
+    drop(leaving);
+    ends(waiting).await.unwrap().unwrap();
+}

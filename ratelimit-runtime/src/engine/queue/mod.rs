@@ -273,6 +273,13 @@ pub(crate) struct ChangedOnDrop<'a> {
     ids: SmallVec<[CounterId; 1]>,
 }
 
+impl ChangedOnDrop<'_> {
+    /// It is known that they did not change.
+    pub(crate) fn unchanged(mut self) {
+        self.ids.clear();
+    }
+}
+
 impl Drop for ChangedOnDrop<'_> {
     fn drop(&mut self) {
         self.ids.iter().for_each(|id| self.queues.changed_id(*id));

@@ -317,3 +317,64 @@ async fn settled_charges_of_several_slots_are_settled_in_each() {
     exceeded(permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await);
     assert_eq!(left().await, (200, 200));
 }
+
+/// A call charges its first counter, and then its other node is away: the charge is refunded, and a denial that
+/// was cached meanwhile does not hold.
+#[tokio::test]
+async fn a_failure_in_another_slot_leaves_no_cached_denial() {
+    let (cluster, limiter, [first, second]) = two_slots().await;
+    let rule = hourly(1, FIXED);
+    let [near, far] = [first, second].map(|key| cluster.primary_of(name(&rule, key)));
+    cluster.proxy(near).set(Mode::Delay(200 * MS));
+    let both = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire_all(&[(&rule, Key::new(first), 1), (&rule, Key::new(second), 1)]).await }
+    });
+    sleep(500 * MS).await; // evaluated after 400 ms; the charge of the first arrives after 600 ms
+    cluster.proxy(far).set(Mode::Refuse);
+    cluster.proxy(far).reset();
+    sleep(20 * MS).await;
+    exceeded(limiter.acquire(&rule, first).await); // behind the charge, and ahead of its refund
+    assert_eq!(both.await.unwrap().unwrap_err().cause(), Cause::Unavailable);
+    cluster.proxy(near).set(Mode::Pass);
+    let is_refunded = async || limiter.peek(&rule, first).await.is_ok_and(|found| found.remaining() == 1);
+    eventually("it is refunded", is_refunded).await;
+    limiter.acquire(&rule, first).await.unwrap();
+}
+
+/// As above, but the caller leaves.
+#[tokio::test]
+async fn a_caller_of_several_slots_who_leaves_leaves_no_cached_denial() {
+    let (cluster, limiter, [first, second]) = two_slots().await;
+    let rule = hourly(1, FIXED);
+    let warm = Rule::new("warm", 9, 3600 * SECOND);
+    let blocking = limiter.clone();
+    tokio::task::spawn_blocking(move || blocking.acquire_blocking(&warm, first).map(drop)).await.unwrap().unwrap();
+    cluster.proxy(cluster.primary_of(name(&rule, first))).set(Mode::Delay(50 * MS));
+    let both = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire_all(&[(&rule, Key::new(first), 1), (&rule, Key::new(second), 1)]).await }
+    });
+    sleep(130 * MS).await; // evaluated after 100 ms; the charge of the first arrives after 150 ms
+    both.abort();
+    let _ = limiter.acquire(&rule, first).await; // behind the charge, and ahead of its refund, most of the times
+    cluster.proxy(cluster.primary_of(name(&rule, first))).set(Mode::Pass);
+    let is_refunded = async || limiter.peek(&rule, first).await.is_ok_and(|found| found.remaining() == 1);
+    eventually("it is refunded", is_refunded).await;
+    eventually("it is admitted", async || limiter.acquire(&rule, first).await.is_ok()).await;
+}
+
+/// A limiter whose scripts are loaded, and two keys in slots of several nodes, in the order of the slots.
+async fn two_slots() -> (RedisCluster, Limiter, [u64; 2]) {
+    let cluster = RedisCluster::builder().replicas(0).proxied().start();
+    let limiter = limiter_on(&cluster).await;
+    let (rule, warm) = (hourly(1, FIXED), Rule::new("warm", 9, 3600 * SECOND));
+    let mut keys = keys_apart(&cluster, 2);
+    keys.sort_by_key(|key| cluster.slot_of(name(&rule, *key)));
+    for key in &keys {
+        limiter.acquire(&warm, *key).await.unwrap().refund().await.unwrap();
+        limiter.peek(&rule, *key).await.unwrap();
+    }
+    let keys = [keys[0], keys[1]];
+    (cluster, limiter, keys)
+}
