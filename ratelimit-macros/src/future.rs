@@ -3,6 +3,7 @@
 use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::ext::IdentExt as _;
+use syn::parse::{ParseStream, Parser as _};
 use syn::{
     Expr, ExprAsync, ExprBlock, ExprReturn, GenericArgument, Local, Pat, PatIdent, PatParen, PatReference, PatSlice,
     PatTuple, PatTupleStruct, PatType, PathArguments, Stmt, Type, TypeParamBound, UnOp,
@@ -75,6 +76,27 @@ const SAME_OUTPUT: [&str; 8] = [
     "in_span",
 ];
 
+/// Methods of a future whose result is a future, often with another output.
+const OTHER_OUTPUT: [&str; 17] = [
+    "and_then",
+    "catch_unwind",
+    "err_into",
+    "flatten",
+    "inspect",
+    "inspect_err",
+    "inspect_ok",
+    "map",
+    "map_err",
+    "map_into",
+    "map_ok",
+    "ok_into",
+    "or_else",
+    "shared",
+    "then",
+    "try_flatten",
+    "unwrap_or_else",
+];
+
 fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
     match expr {
         Expr::Async(block) => Tail::Block(block),
@@ -95,31 +117,19 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
             matched.arms.iter_mut().fold(Tail::Other, |all, arm| either(all, tail_of(&mut arm.body, see)))
         }
         Expr::Call(call) if call.args.len() == 1 => match maker(&call.func) {
-            Some(Maker::Box) if is_method_of_block(&call.args[0]) => Tail::OneOfSeveral,
             Some(Maker::Box) => tail_of(&mut call.args[0], see),
             Some(Maker::Other) if has_block(&tail_of(&mut call.args[0], see)) => Tail::TakenByType,
             _ => Tail::Other,
         },
-        Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => {
-            tail_of(&mut call.receiver, see)
+        Expr::MethodCall(call) => {
+            let is_one_of = |methods: &[&str]| methods.iter().any(|method| call.method == method);
+            match () {
+                () if is_one_of(&SAME_OUTPUT) => tail_of(&mut call.receiver, see),
+                () if is_one_of(&OTHER_OUTPUT) => either(Tail::Other, tail_of(&mut call.receiver, see)),
+                () => Tail::Other,
+            }
         }
         _ => Tail::Other,
-    }
-}
-
-/// True for `async { .. }.map_err(f)` and the like, which is no block to limit.
-fn is_method_of_block(mut expr: &Expr) -> bool {
-    let mut changes_output = false;
-    loop {
-        expr = match expr {
-            Expr::Async(_) => return changes_output,
-            Expr::MethodCall(call) => {
-                changes_output |= !SAME_OUTPUT.iter().any(|name| call.method == name);
-                &call.receiver
-            }
-            Expr::Paren(paren) => &paren.expr,
-            _ => return false,
-        };
     }
 }
 
@@ -163,15 +173,19 @@ pub(crate) fn early_return(body: &TokenStream, statements: &[Stmt]) -> Option<Sp
     (returns.len() > returns_of_tail(statements)).then(|| returns[0].0)
 }
 
-/// True if a `return` of the body returns an async block, as a body may end in one.
-pub(crate) fn returns_block(body: &TokenStream) -> bool {
+/// True if a `return` of the body has such an end.
+pub(crate) fn returns_early(body: &TokenStream, so: impl Fn(&Tail<'_>) -> bool) -> bool {
     let text = body.to_string();
     let returned = if text.contains("return") && text.contains("async") { returns(body) } else { Vec::new() };
-    let parsed = returned.into_iter().filter_map(|(_, value)| syn::parse2(value).ok());
-    parsed.into_iter().any(|mut value| has_block(&tail_of(&mut value, &mut |_| {})))
+    let begin = |input: ParseStream<'_>| {
+        let value: Expr = input.parse()?;
+        input.parse::<TokenStream>().map(|_| value)
+    };
+    let parsed = returned.into_iter().filter_map(|(_, from)| begin.parse2(from).ok());
+    parsed.into_iter().any(|mut value| so(&tail_of(&mut value, &mut |_| {})))
 }
 
-/// Each `return` with a value, but for those of closures, functions and async blocks inside.
+/// Each `return` with a value and what follows, but for those of closures, functions and async blocks inside.
 fn returns(body: &TokenStream) -> Vec<(Span, TokenStream)> {
     let mut found = Vec::new();
     find_returns(body.clone(), &mut found);
@@ -228,8 +242,7 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<(Span, TokenStream)>) {
             TokenTree::Ident(word) => {
                 // Without a value, it is one of an async block or a closure that a macro makes.
                 let leaves = word == "return" && at < tokens.len() && !is_sign(at, ",;");
-                let value = || tokens[at..].iter().take_while(|token| !is_punct(token, ",;")).cloned().collect();
-                found.extend(leaves.then(|| (word.span(), value())));
+                found.extend(leaves.then(|| (word.span(), tokens[at..].iter().cloned().collect())));
                 BEFORE_EXPRESSION.iter().any(|before| word == before)
             }
             // A closure, unless it is the first pattern of an arm of a `match`.
@@ -359,7 +372,7 @@ pub(crate) fn rebound_names(statements: &mut [Stmt]) -> Vec<Ident> {
     tail(statements, &mut |front| {
         for statement in front {
             if let Stmt::Local(local) = statement {
-                rebind(&local.pat, local.init.as_ref().map(|init| &*init.expr), &mut names);
+                rebind(&local.pat, None, local.init.as_ref().map(|init| &*init.expr), &mut names);
             }
         }
     });
@@ -367,33 +380,37 @@ pub(crate) fn rebound_names(statements: &mut [Stmt]) -> Vec<Ident> {
 }
 
 /// Adds the names that a `let` gives to other values than their own.
-fn rebind(pat: &Pat, init: Option<&Expr>, names: &mut Vec<Ident>) {
+fn rebind(pat: &Pat, ty: Option<&Type>, init: Option<&Expr>, names: &mut Vec<Ident>) {
     match (pat, init) {
-        // Nothing tells here which value `into` makes for a type.
-        (Pat::Type(PatType { pat, ty, .. }), Some(Expr::MethodCall(call)))
-            if call.method == "into" && !is_same_value(ty) =>
-        {
-            bind(pat, names);
-        }
-        (
-            Pat::Type(PatType { pat, .. })
-            | Pat::Reference(PatReference { pat, .. })
-            | Pat::Paren(PatParen { pat, .. }),
-            _,
-        ) => {
-            rebind(pat, init, names);
+        (Pat::Type(PatType { pat, ty, .. }), _) => rebind(pat, Some(ty), init, names),
+        (Pat::Reference(PatReference { pat, .. }) | Pat::Paren(PatParen { pat, .. }), _) => {
+            rebind(pat, ty, init, names);
         }
         (Pat::Tuple(pat), Some(Expr::Tuple(init))) if pat.elems.len() == init.elems.len() => {
-            pat.elems.iter().zip(&init.elems).for_each(|(pat, init)| rebind(pat, Some(init), names));
+            for (at, (pat, init)) in pat.elems.iter().zip(&init.elems).enumerate() {
+                let ty = if let Some(Type::Tuple(types)) = ty { types.elems.get(at) } else { None };
+                rebind(pat, ty, Some(init), names);
+            }
         }
         _ => {
             let mut bound = Vec::new();
             bind(pat, &mut bound);
-            // A pattern such as `Id(id)` takes a part of the value.
-            let is_whole = matches!(pat, Pat::Ident(PatIdent { subpat: None, .. }));
+            // A pattern such as `Id(id)` takes a part of the value. Nothing tells here which value `into` makes for
+            // another type.
+            let is_whole = matches!(pat, Pat::Ident(PatIdent { subpat: None, .. }))
+                && !(init.is_some_and(is_into) && ty.is_some_and(|ty| !is_same_value(ty)));
             bound.retain(|name| !(is_whole && init.is_some_and(|init| is_copy_of(init, name))));
             names.extend(bound);
         }
+    }
+}
+
+fn is_into(expr: &Expr) -> bool {
+    match expr {
+        Expr::Paren(paren) => is_into(&paren.expr),
+        Expr::Group(group) => is_into(&group.expr),
+        Expr::MethodCall(call) => call.method == "into",
+        _ => false,
     }
 }
 
@@ -427,15 +444,18 @@ fn is_copy_of(expr: &Expr, name: &Ident) -> bool {
 
 fn is_same_value(ty: &Type) -> bool {
     match ty {
+        Type::Group(group) => is_same_value(&group.elem),
+        Type::Paren(paren) => is_same_value(&paren.elem),
+        Type::Reference(reference) => is_same_value(&reference.elem),
         Type::Path(path) => path.path.segments.last().is_some_and(|last| SAME_VALUE.iter().any(|ty| last.ident == ty)),
         _ => matches!(ty, Type::Infer(_)),
     }
 }
 
 /// Types whose `from` keeps the value.
-const SAME_VALUE: [&str; 17] = [
-    "Arc", "Box", "Cow", "PathBuf", "Rc", "String", "Vec", "i16", "i32", "i64", "i128", "isize", "u16", "u32", "u64",
-    "u128", "usize",
+const SAME_VALUE: [&str; 21] = [
+    "Arc", "Box", "Cow", "IpAddr", "PathBuf", "Rc", "String", "Vec", "i8", "i16", "i32", "i64", "i128", "isize", "str",
+    "u8", "u16", "u32", "u64", "u128", "usize",
 ];
 
 /// Adds the names that a pattern binds.

@@ -10,7 +10,7 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 use crate::entry_points::contains_check;
 use crate::errors::fail;
 use crate::future::{
-    FutureOutput, Tail, bind, early_return, has_block, output_of_future, returns_block, tail, tail_block,
+    FutureOutput, Tail, bind, early_return, has_block, output_of_future, returns_early, tail, tail_block,
 };
 use crate::kind::AttributeKind;
 use crate::tokens::{block, ends, text};
@@ -182,17 +182,18 @@ pub(crate) enum InsertionPoint {
 impl Function {
     /// Returns true for an `async fn` and for a function that returns a future.
     pub(crate) fn is_async(&self) -> bool {
-        let returns_block = || self.body.as_ref().is_some_and(|body| returns_block(&body.tokens));
-        self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends(has_block) || returns_block()
+        self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.returns(has_block)
     }
 
-    /// Returns true if the function ends in `Job::new(async { .. })`.
+    /// Returns true if the function returns `Job::new(async { .. })`.
     pub(crate) fn may_return_future(&self) -> bool {
-        self.ends(|tail| matches!(tail, Tail::TakenByType))
+        self.returns(|tail| matches!(tail, Tail::TakenByType))
     }
 
-    fn ends(&self, so: fn(&Tail<'_>) -> bool) -> bool {
+    /// Whether the end of the body, or a `return` before it, is so.
+    fn returns(&self, so: fn(&Tail<'_>) -> bool) -> bool {
         self.statements().is_some_and(|mut statements| so(&tail(&mut statements, &mut |_| {})))
+            || self.body.as_ref().is_some_and(|body| returns_early(&body.tokens, so))
     }
 
     pub(crate) fn name(&self) -> &Ident {

@@ -47,6 +47,15 @@ fn unsupported_items() {
         ("impl S { async fn f() {} fn g() -> Alias { if a { return Box::pin(async {}); } self.h() } }", future),
         ("impl S { async fn f() {} fn g() -> Alias { Box::pin(async {}.boxed().map_err(e)) } }", future),
         ("fn f() -> Alias { Box::pin((async {}.map_err(e)).boxed()) }", future),
+        ("fn f() -> Alias { async {}.map_err(e).boxed() }", future),
+        ("fn f() -> Alias { let b = async {}; Box::pin(b.map_err(e)) }", future),
+        ("fn f() -> Alias { let b = async {}.map_err(e); Box::pin(b) }", future),
+        (
+            "fn f() -> Alias { if a { return Box::pin(async {}) as Pin<Box<dyn Future<Output = Result<A, E>>>>; } h() }",
+            future,
+        ),
+        ("fn f() -> Alias { match a { 1 => return Box::pin(async {}), _ => h() } }", future),
+        ("impl S { async fn f() {} fn g() -> Job { if a { return Job::new(async {}); } self.h() } }", taken),
         ("fn f() -> R { if a { return block_on(async {}); } r() }", blocks),
         ("fn f() -> R { let a = || { return async {}; }; a.run() }", sync),
         ("impl S { async fn f() {} fn g() -> Job { Job::new(async {}) } }", taken),
@@ -90,6 +99,10 @@ fn an_argument_with_another_value_at_the_limit() {
         ("let id: String = id.into();", false),
         ("let id: std::sync::Arc<str> = id.into();", false),
         ("let id: Shard = id.into();", true),
+        ("let id: Shard = (id.into());", true),
+        ("let (id, n): (Shard, u8) = (id.into(), 1);", true),
+        ("let (id, n): (String, u8) = (id.into(), 1);", false),
+        ("let id: (&str) = id.into();", false),
         ("let id: _ = id.into();", false),
         ("let id = id.into();", false),
         ("let rest = id + 1;", false),
@@ -164,6 +177,8 @@ fn blocking() {
         "fn f() -> BoxFuture<R> { Box::into_pin(Box::new(unsafe { async move {} })) }",
         "fn f() -> BoxFuture<R> { unsafe { return Box::pin(async move {}); } }",
         "impl S { async fn f() {} fn g() -> R { async {}.block_on() } }",
+        "impl S { async fn f() {} fn g() -> BoxStream<R> { Box::pin(async {}.flatten_stream()) } }",
+        "impl S { async fn f() {} fn g() -> Box<R> { Box::new(async {}.now_or_never()) } }",
     ] {
         check("\"a\", 1, Days, 1", item, &[]);
     }
