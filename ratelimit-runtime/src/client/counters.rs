@@ -33,15 +33,15 @@ pub(super) const MOST: u64 = COUNT / 2;
 pub(super) const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
 /// Longer than any window is open.
 const LIFETIME: Duration = Duration::from_secs(2 * 3600);
-/// A call without an answer counts as in flight for this time.
-pub(super) const FLIGHT: Duration = Duration::from_secs(30);
+/// A call without an answer counts as in flight for this time, or for up to a second less.
+pub(super) const FLIGHT: Duration = Duration::from_secs(31);
 
 pub(super) const CREDITS: Rule = Rule::new("client-credits", COUNT, LIFETIME).with_denial_cache(false);
 pub(super) const LIMIT: Rule = Rule::new("client-limit", COUNT, LIFETIME).with_denial_cache(false);
 /// It has more room than the credits: so those are what a permit of both shows to remain.
 ///
-/// A call counts for one second more at most, and not in a log: that refunds only its last 5,000 charges.
-const IN_FLIGHT: Rule = Rule::new("client-in-flight", 10_000_000, FLIGHT.saturating_add(Duration::from_secs(1)))
+/// It is not a log, which refunds only its last 5,000 charges.
+const IN_FLIGHT: Rule = Rule::new("client-in-flight", 10_000_000, FLIGHT)
     .with_algorithm(Algorithm::SlidingWindow { buckets: 31, weighted: false })
     .with_denial_cache(false);
 pub(super) const KNOWN: Rule = timer("client-known", 1);

@@ -46,7 +46,7 @@
 //!   calls remain, and for how long. When the window has ended, the next call is a probe again. So a changed
 //!   limit is known before other calls are sent.
 //! - **Calls in flight** when the probe is sent, of all processes, are taken off the new window: the upstream
-//!   may count them there. As some may never have arrived, such a window is cut to 30 seconds, and one call
+//!   may count them there. As some may never have arrived, such a window is cut to 31 seconds, and one call
 //!   of it is kept for the next probe.
 //! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken off once.
@@ -62,7 +62,7 @@
 //! | 1 second | the pause after a refusal without a time, and the length of a window without an end |
 //! | 10 seconds | the time between two probes of an upstream without fields |
 //! | 10 seconds | the time after which another call probes if a probe has no response |
-//! | 30 seconds | the time for which a call without a response counts as in flight |
+//! | 30 to 31 seconds | the time for which a call without a response counts as in flight |
 //! | 5 minutes | [`Outgoing::longest_pause`], by default |
 //! | an hour | the longest window, if `longest_pause` is longer than that |
 //!

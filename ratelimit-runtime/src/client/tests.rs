@@ -25,7 +25,7 @@ use tower_service::Service;
 use super::{
     Outgoing, OutgoingError,
     announcement::Announcement,
-    counters::{Counters, LIMIT, PAUSE},
+    counters::{Counters, FLIGHT, LIMIT, PAUSE},
     upstream::{Admission, UpstreamState},
 };
 use crate::{
@@ -231,7 +231,7 @@ async fn calls_that_failed_do_not_use_up_the_next_window() {
     open(&upstream, says(99, 300)).await;
     // Nobody can tell whether the upstream has counted them, so it is asked again.
     assert!(admit(&upstream).await.is_none());
-    sleep(31 * SECOND).await;
+    sleep(FLIGHT + SECOND).await;
     open(&upstream, says(99, 300)).await;
     assert_eq!(admitted(&upstream).await.len(), 99);
 }
@@ -245,7 +245,7 @@ async fn a_window_with_calls_in_flight_is_asked_for_again() {
     open(&upstream, says(15, 300)).await;
     // One is left to ask again.
     assert_eq!(admitted(&upstream).await.len(), 4);
-    sleep(31 * SECOND).await;
+    sleep(FLIGHT + SECOND).await;
     open(&upstream, says(10, 5)).await;
     drop(admitted(&upstream).await);
     sleep(6 * SECOND).await;
@@ -280,6 +280,19 @@ async fn a_call_that_found_the_service_broken_is_not_in_flight() {
     answered(&outgoing, 200, "RateLimit", "\"api\";r=100;t=60").await;
     outgoing.layer(Broken).oneshot(request()).await.unwrap_err();
     assert_eq!(counters(&limiter).in_flight().await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_without_an_answer_is_forgotten_when_its_window_is_asked_for_again() {
+    let limiter = Limiter::in_memory();
+    let upstream = upstream(&limiter);
+    open(&upstream, says(9, 60)).await;
+    let _call = admit(&upstream).await;
+    let counters = Counters::new(limiter, Key::new("api"));
+    sleep(FLIGHT - SECOND - 10 * MS).await;
+    assert_eq!(counters.in_flight().await.unwrap(), 1);
+    sleep(SECOND + 10 * MS).await;
+    assert_eq!(counters.in_flight().await.unwrap(), 0);
 }
 
 /// A log refunds only the last few thousand of its charges.

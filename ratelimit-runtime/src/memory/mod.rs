@@ -66,6 +66,16 @@ struct RoomNotes {
     is_missing: bool,
 }
 
+/// The order in which the charges of a request are made.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct ChargeOrder {
+    is_shadow: bool,
+    is_stored: bool,
+    /// The overflow never refunds.
+    can_overflow: bool,
+    at: usize,
+}
+
 /// The order of fields puts all that most calls need into one cache line with the lock.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -243,22 +253,29 @@ impl Memory {
             return;
         }
 
-        let lacks_room = || self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity;
+        // A rule in shadow mode takes no room from the other rules of the call. What may find no room comes before what
+        // finds it certainly, and stored counters last: a refund may not leave them as they were.
+        let mut order: SmallVec<[_; 2]> = SmallVec::new();
+        for (at, charge) in request.charges.iter().enumerate() {
+            let (id, query) = (charge.counter.id(), charge.query());
+            let is_stored = shards.of(&id).update(id, query.rule, |_| ()).is_some();
+            order.push(ChargeOrder { is_shadow: query.rule.is_shadow(), is_stored, can_overflow: false, at });
+        }
+        let new = order.iter().filter(|order| !order.is_stored && request.charges[order.at].cost > 0).count();
+        let lacks_room = || self.stored.load(Ordering::Relaxed) + new > self.capacity;
         // `insert_new` can't sweep shards that this call has locked.
         shards.shards.iter_mut().for_each(|shard| while lacks_room() && self.sweep(shard, now_us) > 0 {});
-        // A rule in shadow mode takes no room from the other rules of the call. What the overflow may count, and
-        // never refunds, comes after what may find no room. It has its table then, which another charge could take.
-        let lacks_room = lacks_room();
-        let mut can_overflow = |charge: &Charge| {
-            let Some(overflow) = &self.overflow else { return false };
-            let (id, query) = (charge.counter.id(), charge.query());
-            let needs_table = lacks_room && shards.of(&id).update(id, query.rule, |_| ()).is_none();
-            overflow.can_count(id, &query, now_us / 1000) && (!needs_table || overflow.take_table(query.rule))
-        };
-        let of_charge = |(at, charge): (usize, &Charge)| (charge.rule.is_shadow(), can_overflow(charge), at);
-        let mut order: SmallVec<[_; 2]> = request.charges.iter().enumerate().map(of_charge).collect();
+        while lacks_room() && self.sweep_others(now_us) > 0 {}
+        if let Some(overflow) = self.overflow.as_ref().filter(|_| lacks_room()) {
+            for order in order.iter_mut().filter(|order| !order.is_stored) {
+                let charge = &request.charges[order.at];
+                let can_count = overflow.can_count(charge.counter.id(), &charge.query(), now_us / 1000);
+                // Of several, each has its table before the first one is charged: it refunds nothing.
+                order.can_overflow = can_count && (new < 2 || overflow.take_table(&charge.rule));
+            }
+        }
         order.sort_unstable();
-        for (made, (.., at)) in order.iter().copied().enumerate() {
+        for (made, ChargeOrder { at, .. }) in order.iter().copied().enumerate() {
             let charge = &mut request.charges[at];
             if charge.cost == 0 {
                 continue;
@@ -281,7 +298,7 @@ impl Memory {
                 }
                 // In the overflow, others may have charged since it was evaluated.
                 charged => {
-                    for (.., at) in &order[..made] {
+                    for ChargeOrder { at, .. } in &order[..made] {
                         let charge = &request.charges[*at];
                         self.refund_or_release(shards.of(&charge.counter.id()), charge, now_us);
                     }

@@ -84,7 +84,7 @@ impl Memory {
     /// Sweeps the first other shard that has expired counters. Returns their number.
     ///
     /// Locked shards are skipped, since two threads could wait for each other's.
-    fn sweep_others(&self, now_us: u64) -> usize {
+    pub(super) fn sweep_others(&self, now_us: u64) -> usize {
         self.shards
             .iter()
             .filter_map(|padded| try_spin_lock(&padded.shard))

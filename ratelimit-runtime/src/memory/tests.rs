@@ -407,6 +407,39 @@ fn a_denied_call_of_several_rules_refills_nothing_for_a_lower_count() {
     assert!(!fits(&slow, 1));
 }
 
+/// The store is full, so there is no room for the other rule.
+#[test]
+fn a_call_that_finds_no_room_refills_nothing_for_a_lower_count() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 1, 0);
+    let bucket = Algorithm::TokenBucket { burst: 50, refill: Refill::Greedy };
+    let slow = Rule::new("item", 1, PERIOD).with_algorithm(bucket);
+    let (fast, other) = (slow.with_count(1_000), Rule::new("other", 1, PERIOD));
+    for _ in 0..50 {
+        assert!(decide(&memory, &[(&slow, &Key::NONE)]).unwrap());
+    }
+    clock.advance(Duration::from_millis(20));
+    assert!(decide(&memory, &[(&fast, &Key::NONE), (&other, &Key::NONE)]).is_err());
+    assert!(!decide(&memory, &[(&slow, &Key::NONE)]).unwrap());
+}
+
+/// Each call finds room, as the counters of earlier ones have expired.
+#[test]
+fn the_overflow_takes_no_table_for_a_counter_that_finds_room() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 2, 1 << 16);
+    let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
+    for seconds in 2..=6 {
+        let both = [6, 7].map(|shard| key_in(shard, &rule(seconds), seconds * 1_000_000));
+        let rule = rule(seconds);
+        assert!(decide(&memory, &both.each_ref().map(|key| (&rule, key))).unwrap());
+        clock.advance(Duration::from_secs(100));
+    }
+    let (lasting, keys) = (rule(3600), [1, 2].map(Key::new));
+    assert!(decide(&memory, &keys.each_ref().map(|key| (&lasting, key))).unwrap());
+    assert!(decide(&memory, &[(&rule(10), &Key::new(3))]).unwrap());
+}
+
 #[test]
 fn a_request_drops_as_many_expired_counters_as_it_needs() {
     let clock = ManualClock::new();
