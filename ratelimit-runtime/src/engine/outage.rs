@@ -78,4 +78,12 @@ pub(super) struct OutageWait {
     /// The time of the first failure.
     pub(super) since: Duration,
     pub(super) attempts: u32,
+    /// The time for an attempt before the end is drawn: it is the last one, unless the server returns.
+    pub(super) is_last: bool,
+}
+
+impl OutageWait {
+    pub(super) fn new(since: Duration) -> Self {
+        Self { since, attempts: 0, is_last: false }
+    }
 }

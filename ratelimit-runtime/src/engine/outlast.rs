@@ -2,7 +2,7 @@
 //!
 //! If only the reply was lost, the call was charged, and is charged again when it asks anew.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use tokio::time::sleep;
 
@@ -16,7 +16,10 @@ use super::{
     request::AcquireRequest,
     wait::rules_changed,
 };
-use crate::store::{Charge, StoreError};
+use crate::{
+    duration::part_of,
+    store::{Charge, StoreError},
+};
 
 impl Engine {
     /// Returns once no server of these counters is known to be away.
@@ -34,17 +37,21 @@ impl AcquireRequest {
         let engine = self.engine.clone();
         let (clock, waiters) = (&engine.settings().clock, engine.outage_waiters());
         let now = clock.now();
-        let wait = self.outage_wait.get_or_insert(OutageWait { since: now, attempts: 0 });
-        let OutageWait { since, attempts } = *wait;
+        let wait = self.outage_wait.get_or_insert(OutageWait::new(now));
+        let OutageWait { since, attempts, mut is_last } = *wait;
         wait.attempts = attempts.saturating_add(1);
         let until = since.saturating_add(max); // `max` may have changed
         let Some(waiter) = CountedWaiter::new(waiters) else { return false };
         let charges = self.charges().unwrap_or_default();
         let may_decide = async {
             engine.returned(&charges).await;
-            // All callers know it now. They ask one after another, and each before its time is over.
-            let left = until.saturating_sub(clock.now());
-            sleep(waiter.pause(attempts).min(left / 2)).await;
+            if is_last && clock.now() == now {
+                pending().await
+            }
+            // All callers know it now. They ask one after another, and each once more before its time is over.
+            let (pause, left) = (waiter.pause(attempts), until.saturating_sub(clock.now()));
+            is_last = pause >= left;
+            sleep(if is_last { part_of(left) } else { pause }).await;
         };
         let returns = tokio::select! {
             biased;
@@ -54,6 +61,9 @@ impl AcquireRequest {
             () = may_decide => true,
         };
         drop(waiter);
+        if let Some(wait) = &mut self.outage_wait {
+            wait.is_last = is_last;
+        }
         let away = clock.now().saturating_sub(now);
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(away);

@@ -80,7 +80,12 @@ impl AcquireRequest {
                         Some(error) => return self.end_in_outage(error),
                         None => continue,
                     },
-                    Some(_) => return Err(self.final_refusal(position.refusal()).await), // too late, or closed
+                    // Too late, or closed. It leaves the queues first: it may have the turn before it has asked.
+                    Some(_) => {
+                        let latest = position.refusal();
+                        drop(position);
+                        return Err(self.final_refusal(latest).await);
+                    }
                 };
                 self.apply_rules(false);
                 let charges = self.charges()?;
@@ -122,7 +127,7 @@ impl AcquireRequest {
                     }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, charges, answer } = *exceeded;
-                        position.refused(&answer);
+                        let has_changed = position.refused(&answer);
                         if !self.waits_for(reason) {
                             position.probe(); // the others do not wait for this reason, either
                             return Err(refusal);
@@ -130,10 +135,14 @@ impl AcquireRequest {
                         self.outage_wait = None;
                         let give_up_at = self.wait_ticket.and_then(|ticket| self.give_up_at(reason, ticket));
                         let now = self.clock().now();
-                        let soonest = if may_free_early { now } else { now.saturating_add(ready_in) };
+                        let soonest = if may_free_early || has_changed { now } else { now.saturating_add(ready_in) };
                         let is_too_late = give_up_at.is_some_and(|end| soonest > end || now >= end);
                         match (position.is_refused_by(&answer), is_too_late) {
-                            (true, true) => return Err(self.final_refusal(position.refusal()).await),
+                            (true, true) => {
+                                let latest = position.refusal();
+                                drop(position);
+                                return Err(self.final_refusal(latest).await);
+                            }
                             (true, false) => {}
                             (false, true) => return Err(refusal),
                             // No queue is for this counter, as with a cost of 0 while it is banned.
@@ -164,7 +173,7 @@ impl AcquireRequest {
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(blocked_for);
         }
-        blocked_since.map(|since| OutageWait { since, attempts: 0 })
+        blocked_since.map(|since| OutageWait::new(since))
     }
 
     /// The refusal of a caller who stops waiting. It includes the time when its turn would have

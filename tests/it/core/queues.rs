@@ -51,6 +51,46 @@ impl Callers {
     }
 }
 
+/// The first in line has not asked since the refunds.
+#[tokio::test]
+async fn a_refund_counts_for_a_caller_who_comes_before_those_ahead_have_asked() {
+    let clock = ManualClock::new();
+    let (limiter, rule) = (in_memory(&clock).await, Rule::new("refunded", 2, HOUR));
+    let permits = [limiter.acquire(&rule, 1).await.unwrap(), limiter.acquire(&rule, 1).await.unwrap()];
+    let mut callers = Callers::new();
+    callers.add(&limiter, rule, 1, 2 * HOUR).await;
+    for permit in permits {
+        permit.refund().await.unwrap(); // does not yield
+    }
+    let mut late = Box::pin(limiter.acquire_within(&rule, 1, SECOND));
+    assert!(late.as_mut().now_or_never().is_none(), "it was refused from what was known before the refunds");
+    settle().await;
+    assert_eq!(callers.served(), 1);
+    ends(late).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_caller_who_gives_up_leaves_its_place_before_its_last_look() {
+    let (limiter, store, clock) = on_plain_store();
+    let rule = Rule::new("last-look", 2, SECOND);
+    for _ in 0..2 {
+        limiter.acquire(&rule, 1).await.unwrap();
+    }
+    let mut callers = Callers::new();
+    for longest in [HOUR, SECOND + 500 * MS, HOUR] {
+        callers.add(&limiter, rule, 1, longest).await;
+    }
+    store.hold();
+    let before = store.calls();
+    clock.advance(SECOND);
+    settle().await; // the first one asks
+    clock.advance(500 * MS);
+    settle().await; // the second one gives up: its last look is on its way
+    store.release(); // the first is admitted, and one permit remains
+    settle().await;
+    assert_eq!(store.calls() - before, 3, "the third one has room, and asks");
+}
+
 /// The first reply says how much remains. All callers that fit ask before the next reply is here.
 #[tokio::test]
 async fn as_many_waiting_callers_ask_at_once_as_there_is_room() {

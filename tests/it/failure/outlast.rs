@@ -130,6 +130,20 @@ async fn waiting_calls_do_not_storm_the_server() {
     assert!(all_end(calls).await.iter().all(Result::is_ok));
 }
 
+#[tokio::test(start_paused = true)]
+async fn calls_whose_time_ends_do_not_storm_the_store() {
+    let store = PlainStore::new(&ManualClock::new());
+    store.fail(Some(StoreError::unavailable("loading")));
+    let policy = OnStoreError::Wait { max: 3 * SECOND };
+    let limiter = Limiter::builder("memory://").on_store_error(policy).over(store.clone()).unwrap();
+    let rule = hourly(100_000, FIXED);
+    let calls: Vec<_> = (0..1000).map(|key| tokio::spawn(limiter.acquire(&rule, key))).collect();
+    assert!(all_end(calls).await.iter().all(Result::is_err));
+    // The first and the last request of each, and 500 a second.
+    let asked = store.calls();
+    assert!((2000..2000 + 3 * 500).contains(&asked), "{asked} requests");
+}
+
 #[tokio::test]
 async fn a_wait_ends_with_the_refusal_of_deny() {
     let (limiter, store, clock) = on_failing_store();

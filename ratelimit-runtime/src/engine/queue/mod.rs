@@ -376,21 +376,24 @@ impl QueuePosition<'_> {
         true
     }
 
-    /// Applies a refusal. The caller keeps its ticket and goes on waiting.
-    pub(crate) fn refused(&self, answer: &StoreAnswer) {
+    /// Applies a refusal. The caller keeps its ticket and goes on waiting. Returns whether one of its counters
+    /// has changed since it asked.
+    pub(crate) fn refused(&self, answer: &StoreAnswer) -> bool {
         self.queues.update(|state, now, wakes| {
-            let Some(caller) = state.callers.get(&self.ticket) else { return };
+            let Some(caller) = state.callers.get(&self.ticket) else { return false };
             let (ids, changes_before): (_, SmallVec<[(CounterId, u64); 1]>) =
                 (caller.ids(), caller.counters.iter().map(|counter| (counter.id, counter.changes)).collect());
             let has_changed = |id| {
                 let changes = self.queues.shared.changes(id).load(Ordering::Acquire);
                 changes_before.iter().any(|(other, before)| *other == id && *before != changes)
             };
+            let any_has_changed = ids.iter().any(|id| has_changed(*id));
             state.stop_asking(self.ticket);
             state.enqueue(self.ticket, true);
             state.learn(answer, has_changed, now, self.queues.is_shared, wakes);
             state.advance(ids, now, wakes);
-        });
+            any_has_changed
+        })
     }
 
     /// Applies the answer that admitted the caller. The caller leaves the queues.
