@@ -31,7 +31,8 @@ use crate::{
 pub struct Builder {
     url: String,
     lazy: bool,
-    fault: Option<&'static str>,
+    /// Whether the number of processes was set, and may be 0.
+    has_instances: bool,
     settings: EngineSettings,
     #[cfg(feature = "redis")]
     connections: usize,
@@ -67,7 +68,7 @@ impl Builder {
         Self {
             url: url.to_owned(),
             lazy: false,
-            fault: None,
+            has_instances: false,
             settings: EngineSettings {
                 clock: Clock::system(),
                 namespace: String::new(),
@@ -114,9 +115,6 @@ impl Builder {
     /// [`Builder::build`] fails if the deadline is 0.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
-        if deadline.is_zero() {
-            self.fault = Some("the deadline is 0; give the store time to answer, for example 100 ms");
-        }
         self
     }
 
@@ -136,9 +134,6 @@ impl Builder {
     #[cfg(feature = "redis")]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
-        if connections == 0 {
-            self.fault = Some("`connections` is 0; use 1 or more");
-        }
         self
     }
 
@@ -153,9 +148,7 @@ impl Builder {
     /// [`Builder::build`] fails if the number is 0.
     pub fn instances(mut self, instances: u32) -> Self {
         self.settings.instances = NonZeroU32::new(instances);
-        if instances == 0 {
-            self.fault = Some("`instances` is 0; use the number of processes that share the limits, 1 or more");
-        }
+        self.has_instances = true;
         self
     }
 
@@ -355,7 +348,7 @@ impl Builder {
     /// On a Redis store, within a tokio runtime that was built without `enable_time`.
     #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
     pub async fn build(self) -> Result<Limiter, SetupError> {
-        if let Some(fault) = self.fault {
+        if let Some(fault) = self.fault() {
             return Err(SetupError::new(fault));
         }
         let scheme = self.url.split_once("://").map(|(scheme, _)| scheme);
@@ -421,10 +414,23 @@ impl Builder {
     ///
     /// A [`SetupError`] if a setting is invalid.
     pub fn over(self, store: impl Store) -> Result<Limiter, SetupError> {
-        if let Some(fault) = self.fault {
+        if let Some(fault) = self.fault() {
             return Err(SetupError::new(fault));
         }
         Ok(self.with_store(store))
+    }
+
+    /// What is invalid, by the last value of each setting.
+    fn fault(&self) -> Option<&'static str> {
+        if self.settings.deadline.is_zero() {
+            return Some("the deadline is 0; give the store time to answer, for example 100 ms");
+        }
+        #[cfg(feature = "redis")]
+        if self.connections == 0 {
+            return Some("`connections` is 0; use 1 or more");
+        }
+        let has_no_instance = self.has_instances && self.settings.instances.is_none();
+        has_no_instance.then_some("`instances` is 0; use the number of processes that share the limits, 1 or more")
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {

@@ -58,12 +58,16 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The stream has a [`RequestPerMinute`] in place of an item that cannot be admitted:
-    /// [`Cause::Unavailable`](crate::Cause::Unavailable), or
-    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) and
-    /// [`Cause::NeverFits`](crate::Cause::NeverFits), which no later poll changes. A rule with
-    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is misconfigured here. The item is
+    /// The stream has a [`RequestPerMinute`] in place of an item that cannot be admitted. The item is
     /// kept, and the next poll asks for it again.
+    ///
+    /// - [`Cause::Unavailable`](crate::Cause::Unavailable).
+    /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) and [`Cause::NeverFits`](crate::Cause::NeverFits),
+    ///   which no later poll changes, unless the rules file does. A rule with
+    ///   [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is misconfigured here.
+    /// - [`Cause::Exceeded`](crate::Cause::Exceeded) after [`Limiter::close`], or if
+    ///   [`Builder::max_waiting`](crate::Builder::max_waiting) callers wait. Each poll returns it at once, so stop,
+    ///   or pause for its `retry_after`.
     ///
     /// # Cancellation
     ///

@@ -99,8 +99,8 @@
 //! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
 //!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
 //!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
-//!   fitted stay in effect, or else the code. `enabled = false` and `on_store_error` apply also if other
-//!   settings of the entry do not fit.
+//!   fitted stay in effect, or else the code. `enabled` and `on_store_error` of the newest entry apply also if
+//!   other settings of it do not fit.
 //! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with a warning in the log: a
 //!   banned caller should not wait. Calls with a rule of [`Rules::rule`] are refused as misconfigured.
 //! - **Two limits of a function with one prefix** both get the settings. If these give them the same algorithm

@@ -239,7 +239,10 @@ impl OverrideVersion {
     /// disabled.
     pub(super) fn latest_fitting(&self, rule: &Rule, kind: CallKind) -> Option<Rule> {
         // Whether settings fit can only be seen together with the rule in the code.
-        let Some(fault) = self.settings.fault_with(rule, kind) else { return self.use_for(rule, rule, kind) };
+        let Some(fault) = self.settings.fault_with(rule, kind) else {
+            let applied = self.use_for(rule, rule, kind);
+            return (self.settings.enabled != Some(false)).then_some(applied);
+        };
         if self.settings.enabled == Some(false) {
             return None; // but if it is enabled again, its earlier settings apply
         }
@@ -255,22 +258,23 @@ impl OverrideVersion {
         for version in &self.before {
             let base = version.settings.to_rule(rule.prefix()).filter(|_| is_from_file).unwrap_or(*rule);
             if version.settings.fault_with(&base, kind).is_none() {
-                return version.use_for(&base, rule, kind);
+                // Whether it is enabled, the newest settings say.
+                return Some(version.use_for(&base, rule, kind));
             }
         }
         Some(*rule)
     }
 
     /// Applies the settings to a rule, and records that they fit `code`.
-    fn use_for(&self, rule: &Rule, code: &Rule, kind: CallKind) -> Option<Rule> {
+    fn use_for(&self, rule: &Rule, code: &Rule, kind: CallKind) -> Rule {
         let bit = bit_of(code, kind);
         if self.fits.load(Ordering::Relaxed) & bit == 0 {
             self.fits.fetch_or(bit, Ordering::Relaxed);
         }
-        let applied = (self.settings.enabled != Some(false)).then(|| self.settings.apply(rule))?;
+        let applied = self.settings.apply(rule);
         // A call that waits for its limit cannot ban, unless that is a mistake of the code.
         if !kind.waits || applied.ban().is_none() || code.ban().is_some() {
-            return Some(applied);
+            return applied;
         }
         if !self.is_ban_reported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -278,7 +282,7 @@ impl OverrideVersion {
                 "ignoring the ban that the rules file sets, for calls that wait for their limit"
             );
         }
-        Some(applied.with_ban(Duration::ZERO))
+        applied.with_ban(Duration::ZERO)
     }
 }
 

@@ -281,8 +281,10 @@ impl AcquireRequest {
             let cost = if is_moved && self.is_merged_by_file(at) { 0 } else { *cost };
             let key = match key {
                 RequestKey::Some(key) => key,
-                RequestKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
-                RequestKey::Skip => continue,
+                RequestKey::Missing if self.engine.store().is_some() => {
+                    return Err(RequestPerMinute::missing_key(rule));
+                }
+                RequestKey::Missing | RequestKey::Skip => continue,
                 RequestKey::Invalid(reason) => return Err(refusal(rule, StoreError::misconfigured(*reason))),
             };
             let mut charge = self.engine.charge(rule, key, cost)?;

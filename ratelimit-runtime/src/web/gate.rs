@@ -95,13 +95,14 @@ impl Gate {
         for limit in &self.limits {
             asked.extend(limit.ask(request).await.map(|charge| (limit, charge)));
         }
-        // Such a request is refused whatever the counts.
         let is_one_of_several = asked.len() > 1;
         let lacks_key = asked.iter().any(|(_, charge)| self.lacks_key(&engine, charge, is_one_of_several));
+        // Without a key it is refused whatever the counts, and an unlimited limiter needs none.
+        let needs_counts = !lacks_key && engine.store().is_some();
         let mut charges: Vec<ChargeRequest> = Vec::with_capacity(asked.len());
         let mut plan: Option<SettlePlan> = None;
         for (limit, mut charge) in asked {
-            if !lacks_key && let Err(error) = limit.set_count(&mut charge, request, &engine.settings().clock).await {
+            if needs_counts && let Err(error) = limit.set_count(&mut charge, request, &engine.settings().clock).await {
                 match self.refusal_without_count(&engine, &charge, is_one_of_several, &error) {
                     Some(refused) => return Err(self.refusal(refused, &[], request)),
                     None => continue,

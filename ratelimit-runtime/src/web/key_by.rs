@@ -400,6 +400,19 @@ mod tests {
         }
     }
 
+    /// For a server with IPv6 alone.
+    #[test]
+    fn a_trusted_proxy_may_be_translated_to_ipv6() {
+        for (trusted, others) in [("198.51.100.0/24", &["[::ffff:198.51.100.1]:1"][..]), ("64:ff9b::/96", &[])] {
+            let by = KeyBy::x_forwarded_for(crate::web::Networks::parse([trusted]).unwrap());
+            for peer in others.iter().chain(&["[64:ff9b::198.51.100.1]:1"]) {
+                let request = Request::builder().extension(peer.parse::<SocketAddr>().unwrap());
+                let request = request.header("X-Forwarded-For", "9.9.9.9, 203.0.113.7");
+                assert_eq!(find(&by, request).as_deref(), Some("203.0.113.7"), "{trusted} {peer}");
+            }
+        }
+    }
+
     /// A user may choose any name, also that of an address.
     #[test]
     fn no_key_of_a_client_looks_like_a_later_key() {

@@ -138,6 +138,24 @@ async fn a_rule_is_switched_off_also_beside_settings_that_do_not_fit() {
     }
 }
 
+/// The entry that switched it off fitted.
+#[tokio::test]
+async fn a_rule_that_is_switched_on_again_limits_also_beside_settings_that_do_not_fit() {
+    let rules = Rules::parse("[rules.item]\ncount = 2").unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    let (item, other) = (Rule::new("item", 1, MINUTE), Rule::new("other", 99, MINUTE));
+    let call = async || limiter.acquire_all(&[(&item, Key::new(1), 1), (&other, Key::new(1), 1)]).await;
+    for fits in [true, true, false] {
+        assert_eq!(call().await.is_ok(), fits);
+    }
+    rules.replace("[rules.item]\ncount = 2\nenabled = false").unwrap();
+    call().await.unwrap();
+    for enabled in ["enabled = true\n", ""] {
+        rules.replace(&format!("[rules.item]\n{enabled}algorithm = \"LeakyBucket\"\nqueue = 1")).unwrap();
+        assert_eq!(exceeded(call().await).limit(), 2);
+    }
+}
+
 /// Two counters by the code. Charged twice, half of what the file says would be admitted.
 #[tokio::test]
 async fn limits_that_the_file_makes_equal_are_charged_once() {

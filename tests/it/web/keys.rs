@@ -41,6 +41,17 @@ async fn a_missing_key_is_denied_unless_set_otherwise() {
     assert_eq!(status(&shared, by("alice")).await, 200);
 }
 
+#[tokio::test]
+async fn an_unlimited_limiter_needs_no_key_and_no_count() {
+    let keyed = || Limit::new(per_minute(1)).key(by_user());
+    let failing = keyed().count_async(Duration::from_secs(1), |_| async { Err::<u64, _>("no database") });
+    for limit in [keyed(), failing] {
+        let router = behind(RateLimitLayer::new([limit]).limiter(Limiter::unlimited()));
+        assert_eq!(status(&router, anonymous()).await, 200);
+        assert_eq!(status(&router, by("alice")).await, 200);
+    }
+}
+
 /// A service may take either value, so a limit must not be skipped because of the other.
 #[tokio::test]
 async fn a_key_header_sent_twice_is_always_refused() {

@@ -7,7 +7,7 @@ use std::{
 
 use http::{HeaderMap, header::FORWARDED};
 
-use super::super::Networks;
+use super::{super::Networks, unmapped};
 
 /// The proxies in front of a server whose header fields are believed; for
 /// [`KeyBy::x_forwarded_for`](super::KeyBy::x_forwarded_for) and
@@ -61,7 +61,8 @@ impl TrustedProxies {
             Self::Hops(count) => hops.nth(count.checked_sub(1)?)?,
             Self::Networks(networks) => {
                 let mut client = peer()?;
-                while networks.contains(client) {
+                // A proxy may be translated for a server with IPv6 alone, as a client may.
+                while networks.contains(client) || networks.contains(unmapped(client)) {
                     match hops.next() {
                         Some(address) => client = address?,
                         None => break,

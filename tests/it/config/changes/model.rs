@@ -239,7 +239,7 @@ pub(super) struct Model {
     pub(super) environment: Sections,
     /// By section, rule and use, the last settings that fit; nothing where none did.
     pub(super) in_force: HashMap<(Section, usize), Option<Said>>,
-    /// Sections whose newest settings switch the rule off, whether or not they fit.
+    /// Sections whose newest settings switch the rule off, whether or not they fit. Earlier ones switch nothing off.
     pub(super) off: HashSet<Section>,
 }
 
@@ -279,7 +279,6 @@ impl Model {
         let section = sections.into_iter().find(|section| self.in_force.contains_key(&(*section, at)));
         match section.and_then(|section| self.in_force.get(&(section, at))) {
             _ if section.is_some_and(|section| self.off.contains(&section)) => None,
-            Some(Some(said)) if said.enabled == Some(false) => None,
             Some(Some(said)) => Some(said.applied_to(code)),
             Some(None) | None => Some(*code),
         }
