@@ -98,6 +98,14 @@ where
     Ok(runtime()?.spawn(future))
 }
 
+/// Begins work in a task of its own, as a store may panic, and awaits it.
+pub(crate) fn in_own_task<T: Send + 'static>(
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> impl Future<Output = Result<T, StoreError>> {
+    let task = tokio::spawn(work);
+    async move { task.await.unwrap_or_else(|_| Err(StoreError::unavailable("the store panicked"))) }
+}
+
 /// Runs a future to its end on this thread. Its connections and timers are those of the background
 /// runtime, whose thread drives them.
 ///

@@ -402,6 +402,8 @@ impl Limiter {
 
     /// Resets the rule's counter for this key: it starts fresh, and is not banned.
     ///
+    /// Places and costs that running calls hold become free, although these calls go on.
+    ///
     /// A permit from before the reset refunds nothing after it. There are two exceptions:
     ///
     /// - The next charge is made in the same tick of the store's clock (a millisecond, or a

@@ -148,9 +148,12 @@ async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>)
                 held.push((charge, absences));
                 continue;
             }
-            let refunded = engine.store().map(|store| store.refund(charge.clone().into()));
-            let refunded = refunded.unwrap_or(Reply::Ready(Ok(1)));
-            match deadline::answer(refunded, deadline).await {
+            let (its_engine, refunding) = (engine.clone(), charge.clone());
+            let refunded = background::in_own_task(async move {
+                let refunded = its_engine.store().map(|store| store.refund(refunding.into()));
+                deadline::answer(refunded.unwrap_or(Reply::Ready(Ok(1))), deadline).await
+            });
+            match refunded.await {
                 Ok(0) if !is_answered => held.push((charge, absences + 1)),
                 Ok(_) => engine.queues().changed(&charge.counter),
                 Err(_) => held.push((charge, absences)),

@@ -64,7 +64,7 @@ impl AcquireRequest {
         let left = self.engine.queues().changed_on_drop(prefetched(&charges));
         let reply = store.decide(Request::new(charges, consume).into());
         let answer = self.engine.until(end, AbandonOnDrop::around(&self.engine, held, reply)).await;
-        left.unchanged();
+        left.end(answer.is_err());
         (sent_at, answer)
     }
 

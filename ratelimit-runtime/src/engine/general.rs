@@ -113,7 +113,7 @@ impl AcquireRequest {
                 let left = self.engine.queues().changed_on_drop(prefetched);
                 let reply = AbandonOnDrop::around(&self.engine, held, reply);
                 let batch = self.engine.until(end, reply).await;
-                left.unchanged();
+                left.end(batch.is_err());
                 match self.resolve_or_wait(batch, sent_at, Some(end)) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,

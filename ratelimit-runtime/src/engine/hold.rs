@@ -266,10 +266,9 @@ async fn settle(
 ) {
     let deadline = engine.settings().deadline;
     let end = after(deadline);
-    // In tasks of their own, as the store may panic.
     let settle_one = |charge: &Charge| {
         let (engine, charge, used) = (engine.clone(), charge.clone(), used.of(charge));
-        tokio::spawn(async move {
+        background::in_own_task(async move {
             let settling = engine.settle(charge, used, Origin::Store);
             deadline::within(settling, end, deadline).await.and_then(|done| done)
         })
@@ -278,20 +277,22 @@ async fn settle(
     let settling: Vec<_> = unheld.iter().map(|charge| settle_one(charge)).collect();
     let mut results = Vec::with_capacity(charges.len());
     for settling in settling.into_iter().chain(held.iter().map(|charge| settle_one(charge))) {
-        results.push(settling.await.unwrap_or_else(|_| Err(StoreError::no_answer())));
+        results.push(settling.await);
     }
-    let mut settled = Ok(());
-    for (charge, done) in unheld.into_iter().chain(held).zip(results) {
-        if let Err(error) = &done {
-            observe::not_settled(&charge.rule, error);
-            engine.settle_again(charge.clone(), used.of(charge), error);
-        }
-        settled = settled.and(done);
+    let failed: Vec<_> = (unheld.into_iter().chain(held).zip(results))
+        .filter_map(|(charge, done)| done.err().map(|error| (charge, error)))
+        .collect();
+    for (charge, error) in &failed {
+        engine.settle_again((*charge).clone(), used.of(charge), error);
     }
     // The next callers need not wait during an outage of the store.
     drop(in_flight);
     if let Some(result_sender) = result_sender {
-        let _ = result_sender.send(settled);
+        let _ = result_sender.send(failed.first().map_or(Ok(()), |(_, error)| Err(error.clone())));
+    }
+    // After all: a log subscriber may panic.
+    for (charge, error) in &failed {
+        observe::not_settled(&charge.rule, error);
     }
 }
 

@@ -46,7 +46,7 @@ impl AcquireRequest {
         let may_decide = async {
             engine.returned(&charges).await;
             if is_last && clock.now() == now {
-                pending().await
+                pending::<()>().await;
             }
             // All callers know it now. They ask one after another, and each once more before its time is over.
             let (pause, left) = (waiter.pause(attempts), until.saturating_sub(clock.now()));

@@ -221,10 +221,12 @@ impl Permit {
     /// has also lost the holds.
     ///
     /// [`OnStoreError::Local`](crate::OnStoreError::Local) grants holds during an outage of the
-    /// server, where other processes may hold something too. Use `Deny` where that must not be.
+    /// server, where other processes may hold something too. Such a hold is valid while a server is away, also in a
+    /// later outage. Use `Deny` where that must not be.
     ///
     /// After a machine was asleep, its clock may make a lost hold look valid until the next
-    /// renewal. A hold in a memory store lasts until it is dropped. A permit that holds nothing has
+    /// renewal. A hold in a memory store lasts until it is dropped; after [`Limiter::reset`](crate::Limiter::reset) it
+    /// still looks valid there, and others may have the place. A permit that holds nothing has
     /// nothing to lose.
     ///
     /// ```

@@ -81,6 +81,13 @@ impl<E: Renew> HeldCharge<E> {
         (self.lease() / 3).min(LONGEST_INTERVAL)
     }
 
+    /// The time until the first renewal. The lease began when the store granted it, at `sent_at` at the earliest.
+    fn first_pause(&self) -> Duration {
+        let until = Duration::from_micros(self.until_us.load(Ordering::Acquire));
+        let passed = (self.engine.now().saturating_add(self.lease())).saturating_sub(until);
+        self.interval().saturating_sub(passed)
+    }
+
     /// The pause after a failed renewal: a third of the time for which it is still held, so that a lease
     /// has room for several attempts. It is at least a deadline of the store, and at most the interval
     /// between renewals, which follows also if it is no longer held.
@@ -124,7 +131,7 @@ impl<E: Renew> Renewals<E> {
         }
         for held in held {
             timetable.held.insert(held.id(), (None, Arc::clone(held)));
-            timetable.schedule(held, now + held.interval());
+            timetable.schedule(held, now + held.first_pause());
         }
         let done = self.wake(timetable);
         if done.is_err() {
@@ -245,9 +252,9 @@ impl<E: Renew> Renewals<E> {
 /// Asks the store to renew holds of one counter.
 async fn ask<E: Renew>(engine: &E, held: &[Arc<HeldCharge<E>>]) -> Result<Vec<bool>, StoreError> {
     let (engine, charges) = (engine.clone(), held.iter().map(|held| held.charge.clone()).collect());
-    // In a task of its own, as the store may panic.
-    let asking = async move { deadline::answer(engine.renew(charges), engine.deadline()).await };
-    let renewed = tokio::spawn(asking).await.unwrap_or_else(|_| Err(StoreError::no_answer()))?;
+    let deadline = engine.deadline();
+    let renewed =
+        background::in_own_task(async move { deadline::answer(engine.renew(charges), deadline).await }).await?;
     if renewed.len() != held.len() {
         return Err(StoreError::misconfigured("the store's answer does not cover each hold that it was to renew"));
     }

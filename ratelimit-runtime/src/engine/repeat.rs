@@ -28,6 +28,7 @@ const SHORTEST_TIME: Duration = Duration::from_secs(60);
 const LONGEST_TIME: Duration = Duration::from_secs(3600);
 
 /// Work for the store that may be repeated.
+#[derive(Clone)]
 #[allow(clippy::large_enum_variant)] // a task has one
 enum Work {
     /// Settles a charge with this use.
@@ -118,8 +119,11 @@ impl EngineRef {
                 if Instant::now() >= end {
                     break;
                 }
-                let done =
-                    deadline::within(work.ask(&engine), end.min(after(deadline)), deadline).await.and_then(|done| done);
+                let (asking, its_engine, until) = (work.clone(), engine.clone(), end.min(after(deadline)));
+                let done = background::in_own_task(async move {
+                    deadline::within(asking.ask(&its_engine), until, deadline).await.and_then(|done| done)
+                });
+                let done = done.await;
                 drop(turn);
                 match done {
                     Err(error) if work.is_repeatable(&error) => work.attempted(&error),
@@ -182,6 +186,9 @@ impl Refund {
         let refunded = engine.within_deadline(self.reply).await.and_then(|refunded| refunded);
         drop(changed); // after the reply, with which the guard has dropped cached denials
         if let (Err(error), Some(charges)) = (&refunded, self.repeatable) {
+            if let Some(guard) = engine.guard() {
+                guard.failed(&charges); // it may still be made, and what is denied until then is not cached
+            }
             engine.repeat_after(error, Work::Refund(charges));
         }
         refunded

@@ -80,12 +80,7 @@ impl AcquireRequest {
                         Some(error) => return self.end_in_outage(error),
                         None => continue,
                     },
-                    // Too late, or closed. It leaves the queues first: it may have the turn before it has asked.
-                    Some(_) => {
-                        let latest = position.refusal();
-                        drop(position);
-                        return Err(self.final_refusal(latest).await);
-                    }
+                    Some(_) => return self.leave(position).await, // too late, or closed
                 };
                 self.apply_rules(false);
                 let charges = self.charges()?;
@@ -138,11 +133,7 @@ impl AcquireRequest {
                         let soonest = if may_free_early || has_changed { now } else { now.saturating_add(ready_in) };
                         let is_too_late = give_up_at.is_some_and(|end| soonest > end || now >= end);
                         match (position.is_refused_by(&answer), is_too_late) {
-                            (true, true) => {
-                                let latest = position.refusal();
-                                drop(position);
-                                return Err(self.final_refusal(latest).await);
-                            }
+                            (true, true) => return self.leave(position).await,
                             (true, false) => {}
                             (false, true) => return Err(refusal),
                             // No queue is for this counter, as with a cost of 0 while it is banned.
@@ -173,7 +164,14 @@ impl AcquireRequest {
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(blocked_for);
         }
-        blocked_since.map(|since| OutageWait::new(since))
+        blocked_since.map(OutageWait::new)
+    }
+
+    /// Ends the wait. It leaves the queues before it asks the store once more: in them, it could have the turn.
+    async fn leave(&self, position: QueuePosition<'_>) -> AcquireResult {
+        let latest = position.refusal();
+        drop(position);
+        Err(self.final_refusal(latest).await)
     }
 
     /// The refusal of a caller who stops waiting. It includes the time when its turn would have

@@ -329,9 +329,7 @@ fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bo
 pub(super) struct CounterChange {
     guard: Arc<GuardInner>,
     ids: SmallVec<[CounterId; 1]>,
-    slots: SmallVec<[u16; 1]>,
-    /// The store was asked and has not answered. It may still make the change, on a connection that others overtake:
-    /// so nothing is cached for a second.
+    /// The store was asked and has not answered. It may still make the change, on a connection that others overtake.
     is_pending: bool,
 }
 
@@ -355,15 +353,15 @@ impl CounterChange {
 
 impl Drop for CounterChange {
     fn drop(&mut self) {
-        if self.is_pending {
-            self.slots.iter().for_each(|slot| self.guard.store.failed(*slot));
-        }
         self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
+        if self.is_pending {
+            drop(InvalidateLater { guard: Arc::downgrade(&self.guard), ids: mem::take(&mut self.ids) });
+        }
     }
 }
 
-/// The counters of a call in several slots, whose caller may leave. Then its charges are refunded in the background,
-/// and calls that are denied until then have no cached denial for long.
+/// Counters that the store may change after their caller has left: by a late request, or by the refund of a call in
+/// several slots. Calls that are denied until then have no cached denial for long.
 struct InvalidateLater {
     guard: Weak<GuardInner>,
     ids: SmallVec<[CounterId; 1]>,
@@ -371,14 +369,14 @@ struct InvalidateLater {
 
 impl Drop for InvalidateLater {
     fn drop(&mut self) {
-        /// Longer than such a refund takes from a server that answers.
-        const REFUNDED_AFTER: Duration = Duration::from_secs(2);
+        /// Longer than a refund in several slots takes, with both of its requests (`GRACE` in `redis/multi_slot.rs`).
+        const CHANGED_AFTER: Duration = Duration::from_secs(3);
         if self.ids.is_empty() {
             return;
         }
         let (guard, ids) = (mem::take(&mut self.guard), mem::take(&mut self.ids));
         let _ = background::spawn(async move {
-            sleep(REFUNDED_AFTER).await;
+            sleep(CHANGED_AFTER).await;
             if let Some(guard) = guard.upgrade() {
                 ids.iter().for_each(|id| guard.denials.invalidate(*id));
             }
@@ -405,8 +403,7 @@ impl Drop for InvalidateQuota {
 impl Guard {
     /// A change of these counters.
     pub(super) fn change_of<'a>(&self, counters: impl Iterator<Item = &'a CounterName>) -> CounterChange {
-        let (ids, slots) = counters.map(|counter| (counter.id(), self.0.store.slot(counter))).unzip();
-        CounterChange { guard: Arc::clone(&self.0), ids, slots, is_pending: false }
+        CounterChange { guard: Arc::clone(&self.0), ids: counters.map(CounterName::id).collect(), is_pending: false }
     }
 
     /// Invalidates all that is known of a counter when the reply is there, or its future is dropped:

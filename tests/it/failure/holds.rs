@@ -56,6 +56,67 @@ impl Store for Unreliable {
     }
 }
 
+/// A store that grants everything, and panics when it is first to settle.
+#[derive(Clone, Debug, Default)]
+struct PanicsAtFirst(Arc<AtomicUsize>);
+
+impl Store for PanicsAtFirst {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        batch.iter_mut().for_each(|request| request.outcome = Ok(true));
+        Reply::Ready(batch)
+    }
+
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        Reply::Ready(Ok(0))
+    }
+
+    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+
+    fn supports_holds(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, charges: Vec<StoreCharge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        Reply::Ready(Ok(vec![true; charges.len()]))
+    }
+
+    fn settle(&self, _: StoreCharge, _: u64) -> Reply<Result<(), StoreError>> {
+        assert!(self.0.fetch_add(1, Ordering::SeqCst) > 1, "a settlement of a store that panics");
+        Reply::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_that_panics_is_tried_again() {
+    let store = PanicsAtFirst::default();
+    let limiter = Limiter::with_store(store.clone());
+    let places = Rule::new("panics", 1, 60 * SECOND).with_algorithm(Algorithm::Concurrent);
+    drop(limiter.acquire(&places, 1).await.unwrap());
+    eventually("it is settled", || async { store.0.load(Ordering::SeqCst) == 3 }).await;
+}
+
+/// The request arrives late, and its reply later still: the lease has begun long before the permit is here.
+#[tokio::test]
+async fn a_place_that_is_granted_late_is_renewed_in_time() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(3 * SECOND).on_store_error(OnStoreError::Deny);
+    let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    let places = Rule::new("late", 1, SECOND).with_algorithm(Algorithm::Concurrent);
+    let first = limiter.acquire(&places, fresh_key()).await.unwrap();
+    sleep(500 * MS).await; // it is renewed once: the connections are open, and the scripts loaded
+    first.refund().await.unwrap();
+    proxy.set(Mode::Delay(350 * MS));
+    let place = limiter.acquire(&places, key).await.unwrap();
+    for _ in 0..200 {
+        assert!(other.acquire(&places, key).await.is_err(), "two have the place");
+        sleep(10 * MS).await;
+    }
+    drop(place);
+}
+
 /// Four failures in a row lose no hold.
 #[tokio::test]
 async fn failed_renewals_are_retried_within_the_lease() {

@@ -366,10 +366,28 @@ async fn a_refund_that_arrives_after_its_deadline_leaves_no_cached_denial() {
     eventually("the other connection is open", async || blocking(fresh_key()).await.is_ok()).await;
     limiter.acquire(&rule, fresh_key()).await.unwrap().refund().await.unwrap(); // loads the script
     let permit = limiter.acquire(&rule, key).await.unwrap();
-    proxy.hold_next_request(500 * MS);
+    proxy.hold_next_request(1_500 * MS);
     assert_eq!(permit.refund().await.unwrap_err().cause(), Cause::Unavailable);
     exceeded(blocking(key).await);
+    sleep(1_200 * MS).await;
+    exceeded(blocking(key).await); // it is cached
     sleep(SECOND).await;
     assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 1);
-    limiter.acquire(&rule, key).await.unwrap();
+    eventually("it is admitted", async || limiter.acquire(&rule, key).await.is_ok()).await;
+}
+
+/// A handler is dropped when its client disconnects.
+#[tokio::test]
+async fn a_caller_who_leaves_its_refund_leaves_the_denials_of_other_counters() {
+    let server = RedisServer::start();
+    let (limiter, rule, [spent, refunded]) = (limiter_on(&server).await, hourly(1, FIXED), [fresh_key(), fresh_key()]);
+    limiter.acquire(&rule, spent).await.unwrap();
+    exceeded(limiter.acquire(&rule, spent).await);
+    let permit = limiter.acquire(&rule, refunded).await.unwrap();
+    let before = script_calls(&server);
+    let mut refund = Box::pin(permit.refund());
+    assert!(refund.as_mut().now_or_never().is_none());
+    drop(refund);
+    exceeded(limiter.acquire(&rule, spent).await);
+    assert!(script_calls(&server) - before <= 1, "the refund alone");
 }

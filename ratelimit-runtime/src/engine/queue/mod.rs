@@ -274,9 +274,11 @@ pub(crate) struct ChangedOnDrop<'a> {
 }
 
 impl ChangedOnDrop<'_> {
-    /// It is known that they did not change.
-    pub(crate) fn unchanged(mut self) {
-        self.ids.clear();
+    /// Ends before it is dropped, when it is known whether they may have changed.
+    pub(crate) fn end(mut self, may_have_changed: bool) {
+        if !may_have_changed {
+            self.ids.clear();
+        }
     }
 }
 
