@@ -383,7 +383,8 @@ impl fmt::Display for Period {
 ///
 /// A refused annotated function returns early with such a value, unless it has `on_limit =
 /// Return(..)`. Implemented for every `Result` whose error is [`From<RequestPerMinute>`](From), and
-/// for the `Response` of `axum` and the `HttpResponse` of `actix-web` (features `axum` and `actix-web`). Implement it for other return types.
+/// for the `Response` of `axum` and the `HttpResponse` of `actix-web` (features `axum` and `actix-web`).
+/// Implement it for other return types.
 ///
 /// ```
 /// use ratelimit_runtime::{FromRefusal, RequestPerMinute};

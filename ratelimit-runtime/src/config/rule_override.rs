@@ -74,7 +74,7 @@ impl RuleOverride {
         }
         // A rule of the code that allows as much as any.
         let shortest_ms = match self.algorithm {
-            Some(AlgorithmSpec::Complete(Algorithm::SlidingWindow { buckets, .. })) => buckets.min(MOST_BUCKETS),
+            Some(AlgorithmSpec::Complete(algorithm)) => algorithm.key_tag().buckets.map_or(1, |n| n.min(MOST_BUCKETS)),
             _ => 1,
         };
         let rule = Rule::new("checked", 1, self.period.unwrap_or(Duration::from_millis(shortest_ms)));

@@ -8,7 +8,7 @@ use std::{
     any::type_name,
     fmt,
     future::Future,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::{Arc, Once},
 };
@@ -88,7 +88,7 @@ pub(super) struct FoundKey {
 
 impl FoundKey {
     fn of_ip(ip: IpAddr) -> Self {
-        let ip = unmapped(ip);
+        let ip = addresses::unmapped(ip);
         Self { key: ip_key(ip), ip: Some(ip) }
     }
 }
@@ -351,18 +351,6 @@ fn checked(trusted: TrustedProxies) -> TrustedProxies {
     let has_none = matches!(trusted, TrustedProxies::Hops(0));
     assert!(!has_none, "the number of trusted proxies is 0, so none has written the field; use KeyBy::peer");
     trusted
-}
-
-/// The IPv4 address of a client that is mapped to IPv6, or translated for a server with IPv6 alone
-/// (`64:ff9b::192.0.2.1`, RFC 6052 and 7755).
-fn unmapped(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(ip) if ip.segments().starts_with(&[0x64, 0xff9b, 0, 0, 0, 0]) => {
-            let [.., a, b, c, d] = ip.octets();
-            Ipv4Addr::new(a, b, c, d).into()
-        }
-        ip => ip,
-    }
 }
 
 /// The key of an address: for IPv6, its first 64 bits. A client that is translated with a local prefix

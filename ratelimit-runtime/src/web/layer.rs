@@ -131,7 +131,8 @@ impl RateLimitLayer {
     /// goes on with a request whose client has closed its side of the connection.
     ///
     /// A request that waits does not use up the capacity of the service: the service is polled ready
-    /// after the wait. If it then fails, or the client leaves before it is ready, the request stays charged. So it is in a layer that may hold up requests for another reason: a slot of a
+    /// after the wait. If it then fails, or the client leaves before it is ready, the request stays charged. So it
+    /// is in a layer that may hold up requests for another reason: a slot of a
     /// [`LeakyBucket`](crate::Algorithm::LeakyBucket), [`OnStoreError::Wait`], or a look-up.
     ///
     /// ```

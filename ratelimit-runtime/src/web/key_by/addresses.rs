@@ -2,12 +2,12 @@
 
 use std::{
     iter,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use http::{HeaderMap, header::FORWARDED};
 
-use super::{super::Networks, unmapped};
+use super::super::Networks;
 
 /// The proxies in front of a server whose header fields are believed; for
 /// [`KeyBy::x_forwarded_for`](super::KeyBy::x_forwarded_for) and
@@ -71,6 +71,18 @@ impl TrustedProxies {
                 Some(client)
             }
         }
+    }
+}
+
+/// The IPv4 address of a client that is mapped to IPv6, or translated for a server with IPv6 alone
+/// (`64:ff9b::192.0.2.1`, RFC 6052 and 7755).
+pub(super) fn unmapped(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) if ip.segments().starts_with(&[0x64, 0xff9b, 0, 0, 0, 0]) => {
+            let [.., a, b, c, d] = ip.octets();
+            Ipv4Addr::new(a, b, c, d).into()
+        }
+        ip => ip,
     }
 }
 
