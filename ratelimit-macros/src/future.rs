@@ -125,7 +125,10 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
             let is_one_of = |methods: &[&str]| methods.iter().any(|method| call.method == method);
             match () {
                 () if is_one_of(&SAME_OUTPUT) => tail_of(&mut call.receiver, see),
-                () if is_one_of(&OTHER_OUTPUT) => either(Tail::Other, tail_of(&mut call.receiver, see)),
+                () if is_one_of(&OTHER_OUTPUT) => match either(Tail::Other, tail_of(&mut call.receiver, see)) {
+                    Tail::TakenByType => Tail::Other, // as likely it is a `Result`
+                    tail => tail,
+                },
                 () => Tail::Other,
             }
         }

@@ -240,8 +240,11 @@ impl OverrideVersion {
     pub(super) fn latest_fitting(&self, rule: &Rule, kind: CallKind) -> Option<Rule> {
         // Whether settings fit can only be seen together with the rule in the code.
         let Some(fault) = self.settings.fault_with(rule, kind) else {
-            let applied = self.use_for(rule, rule, kind);
-            return (self.settings.enabled != Some(false)).then_some(applied);
+            if self.settings.enabled == Some(false) {
+                self.note_fit(rule, kind);
+                return None;
+            }
+            return Some(self.use_for(rule, rule, kind));
         };
         if self.settings.enabled == Some(false) {
             return None; // but if it is enabled again, its earlier settings apply
@@ -267,10 +270,7 @@ impl OverrideVersion {
 
     /// Applies the settings to a rule, and records that they fit `code`.
     fn use_for(&self, rule: &Rule, code: &Rule, kind: CallKind) -> Rule {
-        let bit = bit_of(code, kind);
-        if self.fits.load(Ordering::Relaxed) & bit == 0 {
-            self.fits.fetch_or(bit, Ordering::Relaxed);
-        }
+        self.note_fit(code, kind);
         let applied = self.settings.apply(rule);
         // A call that waits for its limit cannot ban, unless that is a mistake of the code.
         if !kind.waits || applied.ban().is_none() || code.ban().is_some() {
@@ -283,6 +283,13 @@ impl OverrideVersion {
             );
         }
         applied.with_ban(Duration::ZERO)
+    }
+
+    fn note_fit(&self, code: &Rule, kind: CallKind) {
+        let bit = bit_of(code, kind);
+        if self.fits.load(Ordering::Relaxed) & bit == 0 {
+            self.fits.fetch_or(bit, Ordering::Relaxed);
+        }
     }
 }
 

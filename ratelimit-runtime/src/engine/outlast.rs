@@ -22,6 +22,11 @@ use crate::{
 };
 
 impl Engine {
+    /// Whether a server of these counters is known to be away.
+    fn is_away(&self, charges: &[Charge]) -> bool {
+        self.guard().is_some_and(|guard| guard.is_away(charges))
+    }
+
     /// Returns once no server of these counters is known to be away.
     async fn returned(&self, charges: &[Charge]) {
         if let Some(guard) = self.guard() {
@@ -44,12 +49,13 @@ impl AcquireRequest {
         let Some(waiter) = CountedWaiter::new(waiters) else { return false };
         let charges = self.charges().unwrap_or_default();
         let may_decide = async {
+            let was_away = engine.is_away(&charges);
             engine.returned(&charges).await;
-            if is_last && clock.now() == now {
-                pending::<()>().await;
-            }
             // All callers know it now. They ask one after another, and each once more before its time is over.
             let (pause, left) = (waiter.pause(attempts), until.saturating_sub(clock.now()));
+            if is_last && !was_away && pause >= left {
+                pending::<()>().await;
+            }
             is_last = pause >= left;
             sleep(if is_last { part_of(left) } else { pause }).await;
         };

@@ -186,8 +186,12 @@ impl Refund {
         let refunded = engine.within_deadline(self.reply).await.and_then(|refunded| refunded);
         drop(changed); // after the reply, with which the guard has dropped cached denials
         if let (Err(error), Some(charges)) = (&refunded, self.repeatable) {
-            if let Some(guard) = engine.guard() {
-                guard.failed(&charges); // it may still be made, and what is denied until then is not cached
+            // It may still be made, and what is denied until then is not cached.
+            if let Some(guard) = engine.guard()
+                && !error.misconfigured
+                && !error.has_no_effect()
+            {
+                guard.failed(&charges);
             }
             engine.repeat_after(error, Work::Refund(charges));
         }

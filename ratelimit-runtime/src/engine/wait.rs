@@ -122,7 +122,7 @@ impl AcquireRequest {
                     }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, charges, answer } = *exceeded;
-                        let has_changed = position.refused(&answer);
+                        let is_out_of_date = position.refused(&answer);
                         if !self.waits_for(reason) {
                             position.probe(); // the others do not wait for this reason, either
                             return Err(refusal);
@@ -130,7 +130,7 @@ impl AcquireRequest {
                         self.outage_wait = None;
                         let give_up_at = self.wait_ticket.and_then(|ticket| self.give_up_at(reason, ticket));
                         let now = self.clock().now();
-                        let soonest = if may_free_early || has_changed { now } else { now.saturating_add(ready_in) };
+                        let soonest = if may_free_early || is_out_of_date { now } else { now.saturating_add(ready_in) };
                         let is_too_late = give_up_at.is_some_and(|end| soonest > end || now >= end);
                         match (position.is_refused_by(&answer), is_too_late) {
                             (true, true) => return self.leave(position).await,

@@ -128,6 +128,11 @@ impl Guard {
         }
     }
 
+    /// Whether a server of these counters is known to be away.
+    pub(crate) fn is_away(&self, charges: &[Charge]) -> bool {
+        charges.iter().any(|charge| self.0.store.is_away(self.0.store.slot(&charge.counter)))
+    }
+
     /// Returns once no server of these counters is known to be away.
     pub(crate) async fn returned(&self, charges: &[Charge]) {
         for charge in charges {

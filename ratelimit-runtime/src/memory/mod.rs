@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    sync::atomic::Ordering,
     task::{Context, Poll},
     time::Duration,
 };
@@ -67,6 +66,9 @@ struct RoomNotes {
 }
 
 /// The order in which the charges of a request are made.
+///
+/// A rule in shadow mode takes no room from the others. What may find no room comes before what finds it certainly,
+/// and stored counters come last: a refund may not leave them as they were.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ChargeOrder {
     is_shadow: bool,
@@ -253,28 +255,7 @@ impl Memory {
             return;
         }
 
-        // A rule in shadow mode takes no room from the other rules of the call. What may find no room comes before what
-        // finds it certainly, and stored counters last: a refund may not leave them as they were.
-        let mut order: SmallVec<[_; 2]> = SmallVec::new();
-        for (at, charge) in request.charges.iter().enumerate() {
-            let (id, query) = (charge.counter.id(), charge.query());
-            let is_stored = shards.of(&id).update(id, query.rule, |_| ()).is_some();
-            order.push(ChargeOrder { is_shadow: query.rule.is_shadow(), is_stored, can_overflow: false, at });
-        }
-        let new = order.iter().filter(|order| !order.is_stored && request.charges[order.at].cost > 0).count();
-        let lacks_room = || self.stored.load(Ordering::Relaxed) + new > self.capacity;
-        // `insert_new` can't sweep shards that this call has locked.
-        shards.shards.iter_mut().for_each(|shard| while lacks_room() && self.sweep(shard, now_us) > 0 {});
-        while lacks_room() && self.sweep_others(now_us) > 0 {}
-        if let Some(overflow) = self.overflow.as_ref().filter(|_| lacks_room()) {
-            for order in order.iter_mut().filter(|order| !order.is_stored) {
-                let charge = &request.charges[order.at];
-                let can_count = overflow.can_count(charge.counter.id(), &charge.query(), now_us / 1000);
-                // Of several, each has its table before the first one is charged: it refunds nothing.
-                order.can_overflow = can_count && (new < 2 || overflow.take_table(&charge.rule));
-            }
-        }
-        order.sort_unstable();
+        let order = self.make_room_for(request, &mut shards, now_us);
         for (made, ChargeOrder { at, .. }) in order.iter().copied().enumerate() {
             let charge = &mut request.charges[at];
             if charge.cost == 0 {

@@ -1,6 +1,10 @@
 //! Model checks: the store under every interleaving of a few threads.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use shuttle::thread;
 

@@ -2,8 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Full, Memory, MemoryShard};
-use crate::{Rule, algorithm::MemoryState, counter::CounterId, store::StoreError, sync::try_spin_lock};
+use smallvec::SmallVec;
+
+use super::{ChargeOrder, Full, LockedShards, Memory, MemoryShard};
+use crate::{
+    Rule,
+    algorithm::MemoryState,
+    counter::CounterId,
+    store::{Request, StoreError},
+    sync::try_spin_lock,
+};
 
 /// The least [`MemoryShard::replace_above`]: 4,096 counters in all shards.
 const REPLACE_ABOVE: usize = 16;
@@ -38,6 +46,40 @@ impl Memory {
         };
         shard.note_expiry(Some(expires_at_ms));
         Ok(done)
+    }
+
+    /// Makes room for the new counters of a request that fits. Returns the order in which its charges are to be made.
+    pub(super) fn make_room_for(
+        &self,
+        request: &Request,
+        shards: &mut LockedShards<'_>,
+        now_us: u64,
+    ) -> SmallVec<[ChargeOrder; 2]> {
+        let lacks_room = |more| self.stored.load(Ordering::Relaxed) + more > self.capacity;
+        // `insert_new` can't sweep shards that this call has locked.
+        let most = request.charges.len();
+        shards.shards.iter_mut().for_each(|shard| while lacks_room(most) && self.sweep(shard, now_us) > 0 {});
+        let mut order: SmallVec<[_; 2]> = SmallVec::new();
+        for (at, charge) in request.charges.iter().enumerate() {
+            let (id, query) = (charge.counter.id(), charge.query());
+            let is_stored = shards.of(&id).update(id, query.rule, |_| ()).is_some();
+            order.push(ChargeOrder { is_shadow: query.rule.is_shadow(), is_stored, can_overflow: false, at });
+        }
+        let is_new = |order: &ChargeOrder| !order.is_stored && request.charges[order.at].cost > 0;
+        let new = order.iter().filter(|order| is_new(order)).count();
+        while lacks_room(new) && self.sweep_others(now_us) > 0 {}
+        if let Some(overflow) = &self.overflow {
+            // Of several, each has its table before the first one is charged: it refunds nothing.
+            let takes_tables = new > 1 && lacks_room(new);
+            order.sort_unstable(); // those of enforced rules take them first
+            for order in order.iter_mut().filter(|order| is_new(order)) {
+                let charge = &request.charges[order.at];
+                let can_count = overflow.can_count(charge.counter.id(), &charge.query(), now_us / 1000);
+                order.can_overflow = can_count && (!takes_tables || overflow.take_table(&charge.rule));
+            }
+        }
+        order.sort_unstable();
+        order
     }
 
     /// Counts one more counter. From [`MemoryShard::replace_above`] on, drops all expired ones before a table
@@ -84,7 +126,7 @@ impl Memory {
     /// Sweeps the first other shard that has expired counters. Returns their number.
     ///
     /// Locked shards are skipped, since two threads could wait for each other's.
-    pub(super) fn sweep_others(&self, now_us: u64) -> usize {
+    fn sweep_others(&self, now_us: u64) -> usize {
         self.shards
             .iter()
             .filter_map(|padded| try_spin_lock(&padded.shard))

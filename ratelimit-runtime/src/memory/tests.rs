@@ -1,7 +1,7 @@
 //! Times under the locks, and attempts on several counters.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -421,6 +421,32 @@ fn a_call_that_finds_no_room_refills_nothing_for_a_lower_count() {
     clock.advance(Duration::from_millis(20));
     assert!(decide(&memory, &[(&fast, &Key::NONE), (&other, &Key::NONE)]).is_err());
     assert!(!decide(&memory, &[(&slow, &Key::NONE)]).unwrap());
+}
+
+#[test]
+fn an_expired_counter_of_the_call_is_new_once_it_is_swept() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 2, 1 << 16);
+    let bucket = Rule::new("bucket", 1, PERIOD);
+    let bucket = bucket.with_algorithm(Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy });
+    let lasting = Rule::new("lasting", 1, Duration::from_secs(3600));
+    for rule in [&bucket, &lasting] {
+        assert!(decide(&memory, &[(rule, &Key::NONE)]).unwrap());
+    }
+    clock.advance(2 * PERIOD);
+    let window = Rule::new("window", 1, PERIOD);
+    assert!(decide(&memory, &[(&bucket, &Key::NONE), (&window, &Key::NONE)]).unwrap());
+}
+
+#[test]
+fn a_rule_in_shadow_mode_takes_no_table_from_the_others() {
+    let memory = Memory::new(ManualClock::new().into(), 1, 1 << 16);
+    let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
+    for seconds in [3600, 2, 3, 4] {
+        assert!(decide(&memory, &[(&rule(seconds), &Key::new(seconds))]).unwrap());
+    }
+    let shadow = Rule::new("shadow", 1, Duration::from_secs(10)).with_shadow(true);
+    assert!(decide(&memory, &[(&shadow, &Key::NONE), (&rule(20), &Key::NONE)]).unwrap());
 }
 
 /// Each call finds room, as the counters of earlier ones have expired.

@@ -130,7 +130,7 @@ async fn waiting_calls_do_not_storm_the_server() {
     assert!(all_end(calls).await.iter().all(Result::is_ok));
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn calls_whose_time_ends_do_not_storm_the_store() {
     let store = PlainStore::new(&ManualClock::new());
     store.fail(Some(StoreError::unavailable("loading")));

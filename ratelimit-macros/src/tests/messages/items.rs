@@ -179,6 +179,7 @@ fn blocking() {
         "impl S { async fn f() {} fn g() -> R { async {}.block_on() } }",
         "impl S { async fn f() {} fn g() -> BoxStream<R> { Box::pin(async {}.flatten_stream()) } }",
         "impl S { async fn f() {} fn g() -> Box<R> { Box::new(async {}.now_or_never()) } }",
+        "impl S { async fn f() {} fn g() -> Result<H, E> { Job::new(async {}).map_err(e) } }",
     ] {
         check("\"a\", 1, Days, 1", item, &[]);
     }

@@ -378,8 +378,8 @@ impl QueuePosition<'_> {
         true
     }
 
-    /// Applies a refusal. The caller keeps its ticket and goes on waiting. Returns whether one of its counters
-    /// has changed since it asked.
+    /// Applies a refusal. The caller keeps its ticket and goes on waiting. Returns whether the counter
+    /// that refused has changed since it asked.
     pub(crate) fn refused(&self, answer: &StoreAnswer) -> bool {
         self.queues.update(|state, now, wakes| {
             let Some(caller) = state.callers.get(&self.ticket) else { return false };
@@ -389,12 +389,12 @@ impl QueuePosition<'_> {
                 let changes = self.queues.shared.changes(id).load(Ordering::Acquire);
                 changes_before.iter().any(|(other, before)| *other == id && *before != changes)
             };
-            let any_has_changed = ids.iter().any(|id| has_changed(*id));
+            let is_out_of_date = answer.refusal.as_ref().is_some_and(|(id, _)| has_changed(*id));
             state.stop_asking(self.ticket);
             state.enqueue(self.ticket, true);
             state.learn(answer, has_changed, now, self.queues.is_shared, wakes);
             state.advance(ids, now, wakes);
-            any_has_changed
+            is_out_of_date
         })
     }
 
