@@ -3,11 +3,7 @@
 
 #[cfg(feature = "redis")]
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{
-    fmt, mem,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 #[cfg(feature = "redis")]
@@ -167,9 +163,9 @@ impl Guard {
             Reply::Pending(reply) => {
                 let guard = Arc::clone(guard);
                 Reply::Pending(Box::pin(async move {
-                    let mut left = InvalidateLater { guard: Arc::downgrade(&guard), ids: charged };
+                    let mut change = CounterChange { guard: Arc::clone(&guard), ids: charged, is_pending: true };
                     let batch = reply.await;
-                    left.ids.clear();
+                    change.ids.clear(); // the answer tells which of them may have changed
                     guard.update_denials(&batch, &tags);
                     insert_refused(batch, refused)
                 }))
@@ -242,15 +238,16 @@ impl GuardInner {
     /// longer hold.
     fn update_denials(&self, batch: &[Request], tags: &[QueryTag]) {
         for ((request, charge), tag) in charges_of(batch).zip(tags) {
+            let is_apart = || tags.iter().any(|other| other.slot != tag.slot);
             match request.outcome {
                 // In several slots, this call may have charged the counter and refunded it: other calls were denied
                 // meanwhile, and their answers may still be on the way.
-                Err(_) if request.consume && tags.iter().any(|other| other.slot != tag.slot) => {
+                Err(_) if request.consume && is_apart() => {
                     self.denials.invalidate(charge.counter.id());
                 }
                 // It fits, so a cached denial is older.
                 Ok(false) if request.consume && charge.cost > 0 && charge.decision.retry_after().is_none() => {
-                    if tags.iter().any(|other| other.slot != tag.slot) {
+                    if is_apart() {
                         self.denials.invalidate(charge.counter.id());
                     } else {
                         self.denials.remove(charge.counter.id());
@@ -334,7 +331,8 @@ fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bo
 pub(super) struct CounterChange {
     guard: Arc<GuardInner>,
     ids: SmallVec<[CounterId; 1]>,
-    /// The store was asked and has not answered. It may still make the change, on a connection that others overtake.
+    /// The store was asked and has not answered. It may still make the change: by a request that others overtake, or
+    /// by the refund of a call in several slots. So they are invalidated once more.
     is_pending: bool,
 }
 
@@ -358,34 +356,18 @@ impl CounterChange {
 
 impl Drop for CounterChange {
     fn drop(&mut self) {
-        self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
-        if self.is_pending {
-            drop(InvalidateLater { guard: Arc::downgrade(&self.guard), ids: mem::take(&mut self.ids) });
-        }
-    }
-}
-
-/// Counters that the store may change after their caller has left: by a late request, or by the refund of a call in
-/// several slots. Calls that are denied until then have no cached denial for long.
-struct InvalidateLater {
-    guard: Weak<GuardInner>,
-    ids: SmallVec<[CounterId; 1]>,
-}
-
-impl Drop for InvalidateLater {
-    fn drop(&mut self) {
         /// Longer than a refund in several slots takes, with both of its requests (`GRACE` in `redis/multi_slot.rs`).
         const CHANGED_AFTER: Duration = Duration::from_secs(3);
-        if self.ids.is_empty() {
-            return;
+        self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
+        if self.is_pending && !self.ids.is_empty() {
+            let (guard, ids) = (Arc::downgrade(&self.guard), mem::take(&mut self.ids));
+            let _ = background::spawn(async move {
+                sleep(CHANGED_AFTER).await;
+                if let Some(guard) = guard.upgrade() {
+                    ids.iter().for_each(|id| guard.denials.invalidate(*id));
+                }
+            });
         }
-        let (guard, ids) = (mem::take(&mut self.guard), mem::take(&mut self.ids));
-        let _ = background::spawn(async move {
-            sleep(CHANGED_AFTER).await;
-            if let Some(guard) = guard.upgrade() {
-                ids.iter().for_each(|id| guard.denials.invalidate(*id));
-            }
-        });
     }
 }
 

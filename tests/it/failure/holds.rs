@@ -20,6 +20,9 @@ struct Unreliable {
     renewals: Arc<AtomicUsize>,
     /// The largest number of holds in one renewal.
     most: Arc<AtomicUsize>,
+    settlements: Arc<AtomicUsize>,
+    /// So many settlements panic at first.
+    panics: usize,
 }
 
 impl Store for Unreliable {
@@ -52,49 +55,19 @@ impl Store for Unreliable {
     }
 
     fn settle(&self, _: StoreCharge, _: u64) -> Reply<Result<(), StoreError>> {
-        Reply::Ready(Ok(()))
-    }
-}
-
-/// A store that grants everything, and panics when it is first to settle.
-#[derive(Clone, Debug, Default)]
-struct PanicsAtFirst(Arc<AtomicUsize>);
-
-impl Store for PanicsAtFirst {
-    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
-        batch.iter_mut().for_each(|request| request.outcome = Ok(true));
-        Reply::Ready(batch)
-    }
-
-    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
-        Reply::Ready(Ok(0))
-    }
-
-    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
-        Reply::Ready(Ok(()))
-    }
-
-    fn supports_holds(&self) -> bool {
-        true
-    }
-
-    fn renew(&self, charges: Vec<StoreCharge>) -> Reply<Result<Vec<bool>, StoreError>> {
-        Reply::Ready(Ok(vec![true; charges.len()]))
-    }
-
-    fn settle(&self, _: StoreCharge, _: u64) -> Reply<Result<(), StoreError>> {
-        assert!(self.0.fetch_add(1, Ordering::SeqCst) > 1, "a settlement of a store that panics");
+        let earlier = self.settlements.fetch_add(1, Ordering::SeqCst);
+        assert!(earlier >= self.panics, "a settlement of a store that panics");
         Reply::Ready(Ok(()))
     }
 }
 
 #[tokio::test]
 async fn a_settlement_that_panics_is_tried_again() {
-    let store = PanicsAtFirst::default();
+    let store = Unreliable { panics: 2, ..Unreliable::default() };
     let limiter = Limiter::with_store(store.clone());
     let places = Rule::new("panics", 1, 60 * SECOND).with_algorithm(Algorithm::Concurrent);
     drop(limiter.acquire(&places, 1).await.unwrap());
-    eventually("it is settled", || async { store.0.load(Ordering::SeqCst) == 3 }).await;
+    eventually("it is settled", || async { store.settlements.load(Ordering::SeqCst) == 3 }).await;
 }
 
 /// The request arrives late, and its reply later still: the lease has begun long before the permit is here.
