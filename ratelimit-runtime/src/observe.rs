@@ -8,10 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tracing::{
-    dispatcher::has_been_set,
-    level_filters::{LevelFilter, STATIC_MAX_LEVEL},
-};
+use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
 use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
 
@@ -23,10 +20,10 @@ pub(crate) fn admitted(rule: &Rule, remaining: u64) {
     recorder::admitted(rule, remaining);
 }
 
-/// Whether [`refused`] may do anything. Without a subscriber, `tracing` may write to the `log` crate.
+/// Whether [`refused`] may do anything. Some features of `tracing` write to the logger of the `log` crate.
 #[inline]
 pub(crate) fn records_refusals() -> bool {
-    let may_log = || LevelFilter::current() >= LevelFilter::DEBUG || !has_been_set();
+    let may_log = || LevelFilter::current() >= LevelFilter::DEBUG || log::max_level() >= log::LevelFilter::Debug;
     cfg!(feature = "metrics") || STATIC_MAX_LEVEL >= LevelFilter::DEBUG && may_log()
 }
 
