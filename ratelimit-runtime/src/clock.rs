@@ -131,7 +131,7 @@ const SKEW_US: u64 = 1000;
 
 impl LockedTime<'_> {
     #[inline]
-    pub(crate) fn us(&mut self) -> DecisionTime {
+    pub(crate) fn us(self) -> DecisionTime {
         let now_us = self.read.us.unwrap_or_else(|| self.clock.now_us());
         let is_skew = now_us < *self.latest_us && *self.latest_us - now_us < SKEW_US;
         if !is_skew {
@@ -144,7 +144,7 @@ impl LockedTime<'_> {
     /// that was written later than now is left to [`LockedTime::us`].
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    pub(crate) fn ms(&mut self) -> DecisionTime {
+    pub(crate) fn ms(self) -> DecisionTime {
         let ms = self.read.ms.unwrap_or_else(|| self.clock.now_ms());
         let us = ms * 1000;
         *self.latest_us = (*self.latest_us).max(us);

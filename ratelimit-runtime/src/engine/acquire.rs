@@ -148,7 +148,7 @@ impl Acquire {
         let Self { rule, cost, state, .. } = self;
         let rule = applied.unwrap_or(rule);
         if let AcquireState::Attempt { engine: place, key, ticket } = state
-            && let Some(engine) = &*place
+            && let Some(engine) = place.as_deref()
             && let Some(key) = key.counter_key()
         {
             let waiter = Waiter { waker: context.waker(), ticket };
@@ -156,13 +156,15 @@ impl Acquire {
             let attempt = try_charge(engine, &mut query, Some(waiter));
             let Query { id, outcome, .. } = query;
             match attempt {
+                Attempt::Decided if outcome.fits() && rule.is_concurrent() => {
+                    if let Some(engine) = place.take() {
+                        let permit = Permit::of_place(engine, id, rule, *cost, outcome);
+                        observe::admitted(rule, outcome.remaining.value());
+                        return Poll::Ready(Ok(permit));
+                    }
+                }
                 Attempt::Decided if outcome.fits() => {
                     if let Some(engine) = place.take() {
-                        if rule.is_concurrent() {
-                            let permit = Permit::of_place(engine, id, rule, *cost, outcome);
-                            observe::admitted(rule, outcome.remaining.value());
-                            return Poll::Ready(Ok(permit));
-                        }
                         let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
                         let receipt = engine.backend().receipt(receipt);
                         let receipt = Receipt::Backend(engine, receipt);
@@ -170,9 +172,9 @@ impl Acquire {
                     }
                 }
                 Attempt::Decided => {
-                    if let Some(engine) = place.take() {
-                        return exceeded(&engine, rule, key, *cost, &outcome);
-                    }
+                    let refused = exceeded(engine, rule, key, *cost, &outcome);
+                    *place = None;
+                    return refused;
                 }
                 Attempt::Pending if ticket.is_some() => return Poll::Pending,
                 Attempt::Pending | Attempt::Unsupported => {}

@@ -20,8 +20,10 @@ pub(super) struct CounterTable<S: MemoryState + Default> {
     len: usize,
 }
 
-/// Why a charge is not decided at once.
+/// Why a charge is not decided at once. As wide as a word: in a result, it shares one with a number, which would
+/// be put together from bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
 pub(super) enum NotAtOnce {
     /// The counter is not in the table.
     NotStored,
@@ -70,7 +72,7 @@ impl<S: MemoryState + Default> CounterTable<S> {
         id: CounterId,
         rule: &Rule,
         cost: u64,
-        time: &mut LockedTime<'_>,
+        time: LockedTime<'_>,
     ) -> Result<(Outcome, u64), NotAtOnce> {
         // Read before the search: its result would have to be saved while the clock is called.
         let now = if S::needs_us() { time.us() } else { time.ms() };

@@ -168,15 +168,15 @@ impl Memory {
     ) -> Option<(Outcome, u64)> {
         let Query { rule, id, cost, can_hold, .. } = *query;
         let MemoryShard { latest_us, counters, .. } = shard;
-        let mut time = LockedTime { clock: &self.clock, latest_us, read };
-        let is_stored = match counters.charge_at_once(id, rule, cost, &mut time) {
+        let time = LockedTime { clock: &self.clock, latest_us, read };
+        let is_stored = match counters.charge_at_once(id, rule, cost, time) {
             Ok(decided) => return Some(decided),
             Err(why) => why != NotAtOnce::NotStored,
         };
         if rule.is_concurrent() && !can_hold {
             return None;
         }
-        let now_us = time.us().us;
+        let now_us = LockedTime { clock: &self.clock, latest_us: &mut shard.latest_us, read }.us().us;
         let can_undo = |state: &mut dyn MemoryState| state.is_fresh(now_us) || state.can_undo(rule);
         if may_be_undone && is_stored && shard.update(id, rule, can_undo) != Some(true) {
             return None;
@@ -401,12 +401,17 @@ impl Backend for Memory {
     fn try_charge(&self, query: &mut Query<'_>, _waiter: Option<Waiter<'_, Infallible>>) -> Attempt {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
-        match self.charge_one(&mut self.shard(shard_of(&query.id)), query, ClockReadings::default(), false) {
+        let mut shard = self.shard(shard_of(&query.id));
+        match self.charge_one(&mut shard, query, ClockReadings::default(), false) {
             Some((outcome, _)) => {
+                drop(shard);
                 query.outcome = outcome;
                 Attempt::Decided
             }
-            None => Attempt::Unsupported, // the general way decides
+            None => {
+                drop(shard);
+                Attempt::Unsupported // the general way decides
+            }
         }
     }
 

@@ -39,7 +39,7 @@ macro_rules! tables {
                 id: CounterId,
                 rule: &Rule,
                 cost: u64,
-                time: &mut LockedTime<'_>,
+                time: LockedTime<'_>,
             ) -> Result<(Outcome, u64), NotAtOnce> {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => {
