@@ -22,8 +22,8 @@ use crate::{CounterName, store::Charge};
 pub(crate) trait Backend {
     /// A charge on its way. Dropping it is leaving: it is charged only if it was sent before.
     type Ticket;
-    /// Refunds a charge once.
-    type Receipt;
+    /// Refunds a charge once. That of a charge that was decided at once is made of its numbers.
+    type Receipt: From<CounterReceipt>;
 
     /// Charges one counter if the cost fits. The outcome is set with [`Attempt::Decided`] only.
     ///
@@ -39,9 +39,6 @@ pub(crate) trait Backend {
     fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {
         Attempt::Unsupported
     }
-
-    /// The receipt of a charge that was decided at once.
-    fn receipt(&self, receipt: CounterReceipt) -> Self::Receipt;
 
     /// Polls a charge on its way. It is not polled again after it was ready.
     fn poll_charge(

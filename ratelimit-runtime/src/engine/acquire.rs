@@ -166,8 +166,7 @@ impl Acquire {
                 Attempt::Decided if outcome.fits() => {
                     if let Some(engine) = place.take() {
                         let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
-                        let receipt = engine.backend().receipt(receipt);
-                        let receipt = Receipt::Backend(engine, receipt);
+                        let receipt = Receipt::Backend(engine, receipt.into());
                         return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, receipt)));
                     }
                 }

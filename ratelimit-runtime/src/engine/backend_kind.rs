@@ -3,13 +3,11 @@
 use std::task::{Context, Poll};
 
 use crate::{
-    Rule,
-    backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
-    counter::CounterId,
+    backend::{Attempt, Backend, Query, Undecided, Waiter},
     decision::Outcome,
     guard::{Guard, GuardReceipt},
     memory::Memory,
-    store::{Charges, Reply, StoreError},
+    store::{Reply, StoreError},
 };
 
 /// The place where a limiter counts.
@@ -26,11 +24,9 @@ pub(crate) enum BackendKind {
 /// A charge on its way. Memory has none.
 pub(super) type Ticket = <Guard as Backend>::Ticket;
 
-/// The receipt of a charge.
-pub(crate) enum BackendReceipt {
-    Memory(CounterReceipt),
-    Guard(GuardReceipt),
-}
+/// The receipt of a charge, also of a memory store: one that knows its backend would be wider, and each call
+/// would find out twice which one it is.
+pub(super) type BackendReceipt = GuardReceipt;
 
 impl Backend for BackendKind {
     type Ticket = Ticket;
@@ -65,57 +61,22 @@ impl Backend for BackendKind {
     }
 
     #[inline]
-    fn receipt(&self, receipt: CounterReceipt) -> BackendReceipt {
-        match self {
-            Self::None | Self::Memory(_) => BackendReceipt::Memory(receipt),
-            Self::Other(guard) => BackendReceipt::Guard(guard.receipt(receipt)),
-        }
-    }
-
-    #[inline]
     fn poll_charge(
         &self,
         ticket: &mut Ticket,
         context: &mut Context<'_>,
     ) -> Poll<Result<(Outcome, BackendReceipt), Undecided>> {
         match self {
-            Self::Other(guard) => guard
-                .poll_charge(ticket, context)
-                .map_ok(|(outcome, receipt)| (outcome, BackendReceipt::Guard(receipt))),
+            Self::Other(guard) => guard.poll_charge(ticket, context),
             Self::None | Self::Memory(_) => Poll::Ready(Err(Undecided::Failed(StoreError::no_answer()))),
         }
     }
 
     fn refund_charge(&self, receipt: BackendReceipt) -> Reply<Result<u64, StoreError>> {
         match (self, receipt) {
-            (Self::Memory(memory), BackendReceipt::Memory(receipt)) => memory.refund_charge(receipt),
-            (Self::Other(guard), BackendReceipt::Guard(receipt)) => guard.refund_charge(receipt),
+            (Self::Memory(memory), BackendReceipt::Counter(receipt)) => memory.refund_charge(receipt),
+            (Self::Other(guard), receipt) => guard.refund_charge(receipt),
             _ => Reply::Ready(Ok(0)),
-        }
-    }
-}
-
-impl BackendReceipt {
-    pub(super) fn id(&self) -> Option<CounterId> {
-        match self {
-            Self::Memory(receipt) => Some(receipt.id),
-            Self::Guard(receipt) => receipt.id(),
-        }
-    }
-
-    /// The charges that its refund passes to the store. `None` if it may pass none.
-    pub(super) fn charges(&self) -> Option<Charges> {
-        match self {
-            Self::Memory(_) => None,
-            Self::Guard(receipt) => receipt.charges(),
-        }
-    }
-
-    /// The rule, which may have no name, and the cost of the charge.
-    pub(super) fn rule_and_cost(&self) -> Option<(Rule, u64)> {
-        match self {
-            Self::Memory(receipt) => Some((receipt.rule(), receipt.cost)),
-            Self::Guard(receipt) => receipt.rule_and_cost(),
         }
     }
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     RequestPerMinute, Rule,
-    backend::{Backend as _, CounterReceipt},
+    backend::CounterReceipt,
     background,
     counter::CounterId,
     deadline::{self, after},
@@ -197,7 +197,7 @@ impl Holding {
     ) -> Option<Rule> {
         match mem::replace(&mut self.state, HoldState::Settled) {
             HoldState::Place(receipt) => {
-                self.engine.refund_receipt_in_background(self.engine.backend().receipt(receipt));
+                self.engine.refund_receipt_in_background(receipt.into());
                 None
             }
             HoldState::Local(charges) => {

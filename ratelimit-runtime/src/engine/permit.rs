@@ -95,7 +95,7 @@ impl Receipt {
         match (&charges[..], origin, engine.memory()) {
             ([charge], Origin::Store, Some(_)) if is_single && !charge.rule.is_shadow() => {
                 let receipt = CounterReceipt::new(charge.counter.id(), &charge.rule, charge.cost, charge.receipt);
-                Self::Backend(engine, BackendReceipt::Memory(receipt))
+                Self::Backend(engine, receipt.into())
             }
             _ => OtherReceipt::Store((engine, charges, origin)).into(),
         }

@@ -14,7 +14,7 @@ use super::{
 use crate::counter::CounterId;
 use crate::{
     RequestPerMinute, Rule,
-    backend::{Backend as _, CounterReceipt, Query},
+    backend::{CounterReceipt, Query},
     decision::Outcome,
 };
 
@@ -82,7 +82,7 @@ impl SeveralCharges {
         let Self { engine, receipts, .. } = *self;
         let mut refunded = Ok(0);
         for receipt in receipts {
-            let amount = engine.refund_receipt(engine.backend().receipt(receipt)).await;
+            let amount = engine.refund_receipt(receipt.into()).await;
             refunded = refunded.and_then(|others| Ok(others + amount?));
         }
         refunded
@@ -90,7 +90,7 @@ impl SeveralCharges {
 
     pub(super) fn refund_in_background(self: Box<Self>) {
         for receipt in self.receipts {
-            self.engine.refund_receipt_in_background(self.engine.backend().receipt(receipt));
+            self.engine.refund_receipt_in_background(receipt.into());
         }
     }
 

@@ -33,12 +33,20 @@ use crate::{
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
-/// Refunds a charge: to the quota it was spent from, or to the store.
+/// Refunds a charge.
 pub(crate) enum GuardReceipt {
-    Quota(CounterReceipt),
-    /// An entry of a batch, and the receipt of one of its charges.
+    /// To the prefetched quota that it was spent from. Without a guard: to the counter.
+    Counter(CounterReceipt),
+    /// To the store: an entry of a batch, and the receipt of one of its charges.
     #[cfg(feature = "redis")]
     Entry(Arc<BatchEntry>, [u64; 2]),
+}
+
+impl From<CounterReceipt> for GuardReceipt {
+    #[inline]
+    fn from(receipt: CounterReceipt) -> Self {
+        Self::Counter(receipt)
+    }
 }
 
 /// From prefetched quota if the cost fits, by a cached denial, or in a batch with the charges of
@@ -55,10 +63,6 @@ impl Backend for Guard {
         }
         *ticket = self.join_batch(query.id, query, waker);
         if ticket.is_some() { Attempt::Pending } else { Attempt::Unsupported }
-    }
-
-    fn receipt(&self, receipt: CounterReceipt) -> GuardReceipt {
-        GuardReceipt::Quota(receipt)
     }
 
     /// A denial is cached on the way. An admission drops the cached denial of the counter.
@@ -117,7 +121,7 @@ impl Backend for Guard {
 
     fn refund_charge(&self, receipt: GuardReceipt) -> Reply<Result<u64, StoreError>> {
         match receipt {
-            GuardReceipt::Quota(receipt) => self.refund_spent(receipt.id, receipt.cost, receipt.receipt),
+            GuardReceipt::Counter(receipt) => self.refund_spent(receipt.id, receipt.cost, receipt.receipt),
             #[cfg(feature = "redis")]
             GuardReceipt::Entry(entry, receipt) => self.refund(entry.charged(receipt)),
         }
@@ -128,7 +132,7 @@ impl Backend for Guard {
 impl GuardReceipt {
     pub(crate) fn id(&self) -> Option<CounterId> {
         match self {
-            Self::Quota(receipt) => Some(receipt.id),
+            Self::Counter(receipt) => Some(receipt.id),
             #[cfg(feature = "redis")]
             Self::Entry(entry, _) => entry.charge().map(|charge| charge.counter.id()),
         }
@@ -137,7 +141,7 @@ impl GuardReceipt {
     /// The charges that its refund passes to the store. Spent quota may be put back instead.
     pub(crate) fn charges(&self) -> Option<Charges> {
         match self {
-            Self::Quota(_) => None,
+            Self::Counter(_) => None,
             #[cfg(feature = "redis")]
             Self::Entry(entry, receipt) => Some(entry.charged(*receipt)),
         }
@@ -146,7 +150,7 @@ impl GuardReceipt {
     /// The rule, and the cost of the charge.
     pub(crate) fn rule_and_cost(&self) -> Option<(Rule, u64)> {
         match self {
-            Self::Quota(receipt) => Some((receipt.rule(), receipt.cost)),
+            Self::Counter(receipt) => Some((receipt.rule(), receipt.cost)),
             #[cfg(feature = "redis")]
             Self::Entry(entry, _) => entry.charge().map(|charge| (charge.rule, charge.cost)),
         }

@@ -420,10 +420,6 @@ impl Backend for Memory {
         self.charge_several(queries)
     }
 
-    fn receipt(&self, receipt: CounterReceipt) -> CounterReceipt {
-        receipt
-    }
-
     fn poll_charge(
         &self,
         ticket: &mut Infallible,
