@@ -12,6 +12,7 @@ use super::{
 use crate::{
     Key, RequestPerMinute, Rule,
     backend::{Attempt, Backend as _, MAX_AT_ONCE, Query, Waiter},
+    counter::CounterId,
     decision::Outcome,
     observe,
     rule::call_kind::CallKind,
@@ -240,7 +241,8 @@ fn attempt_some<'a, const N: usize, T>(
         if N > 1 && !rule.decides_at_once() {
             return None;
         }
-        *query = Query::new(rule, key, cost);
+        // Its other fields stay as they are: writing all of them takes long.
+        (query.rule, query.key, query.id, query.cost) = (rule, key, CounterId::new_inline(rule, key), cost);
     }
     let settlements = engine.settlements(); // mostly empty: one test for all counters, not one for each
     if !settlements.is_empty() && queries.iter().any(|query| settlements.has(query.id)) {
