@@ -23,10 +23,16 @@ use crate::{Key, OnStoreError, Rule, SetupError, algorithm::position, rule::call
 /// How long calls have to use a prefix, from the first call on.
 const TRIAL: Duration = Duration::from_secs(60);
 
+/// The number of rules that are found by their id.
+const PLACES: usize = 32;
+
 /// The settings of all rules, by prefix. Those of a key are merged over those of its rule.
 #[derive(Debug, Default)]
 pub(crate) struct OverrideTable {
     pub(super) by_prefix: HashMap<String, RuleEntry<Arc<OverrideVersion>>, FixedState>,
+    /// Rules for which all keys have one entry, or none, as they apply: by id, where no other had the place
+    /// before. Most calls find theirs here, without its prefix.
+    by_id: [OnceLock<AppliedRule>; PLACES],
     first_call: OnceLock<Instant>,
     calls: AtomicU32,
     /// No report of unused prefixes is due: `Rules::expect` has checked them, or the log has named them.
@@ -84,19 +90,32 @@ impl OverrideTable {
     }
 
     /// The rule in force for a key. `None` if it is disabled.
+    #[allow(clippy::cast_possible_truncation)] // less than the number of places
     pub(crate) fn apply<'a>(&'a self, rule: &'a Rule, key: &Key, kind: CallKind) -> Option<Cow<'a, Rule>> {
         if !self.is_checked.load(Ordering::Relaxed) {
             self.look_for_unused();
         }
-        self.version(rule, key).map_or(Some(Cow::Borrowed(rule)), |version| version.applied(rule, kind))
+        let place = &self.by_id[rule.id().0 as usize % PLACES];
+        if let Some(first) = place.get()
+            && first.is_of(rule, kind)
+        {
+            return first.applied();
+        }
+        let entry = self.by_prefix.get(rule.prefix());
+        let version = entry.map(|entry| version(entry, key));
+        let applied = version.map_or(Some(Cow::Borrowed(rule)), |version| version.applied(rule, kind));
+        if entry.is_none_or(|entry| entry.keys.is_empty()) {
+            place.get_or_init(|| AppliedRule { code: *rule, kind, applied: applied.as_deref().copied() });
+        }
+        applied
     }
 
     /// The rule in force for a key in calls of the kind that was made first, with this entry of the file or an
     /// earlier one, or with the entry of all keys. `None` if it is disabled.
     pub(crate) fn apply_as_calls<'a>(&'a self, rule: &'a Rule, key: &Key) -> Option<Cow<'a, Rule>> {
-        let Some(version) = self.version(rule, key) else { return Some(Cow::Borrowed(rule)) };
-        let all = self.by_prefix.get(rule.prefix()).map(|entry| &*entry.all);
-        let kind = iter::once(version).chain(all).find_map(|version| version.kind_of_calls(rule));
+        let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(Cow::Borrowed(rule)) };
+        let version = version(entry, key);
+        let kind = [version, &entry.all].into_iter().find_map(|version| version.kind_of_calls(rule));
         version.latest_fitting(rule, kind.unwrap_or_default()).map(Cow::Owned)
     }
 
@@ -133,14 +152,6 @@ impl OverrideTable {
         }
     }
 
-    /// The settings of a rule for a key. `None` if the file has none.
-    fn version(&self, rule: &Rule, key: &Key) -> Option<&OverrideVersion> {
-        let entry = self.by_prefix.get(rule.prefix())?;
-        let has_keys = !entry.keys.is_empty() && *key != Key::NONE;
-        let of_key = has_keys.then(|| key.with_text(|text| entry.keys.get(text))).flatten();
-        Some(of_key.unwrap_or(&entry.all))
-    }
-
     /// Whether calls of the rule with this prefix may wait for slots.
     #[cfg(feature = "tower")]
     pub(crate) fn has_slots(&self, prefix: &str) -> bool {
@@ -154,6 +165,13 @@ impl OverrideTable {
     pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
         self.by_prefix.get(prefix)?.all.settings.on_store_error
     }
+}
+
+/// The settings of a rule for a key.
+fn version<'a>(entry: &'a RuleEntry<Arc<OverrideVersion>>, key: &Key) -> &'a OverrideVersion {
+    let has_keys = !entry.keys.is_empty() && *key != Key::NONE;
+    let of_key = has_keys.then(|| key.with_text(|text| entry.keys.get(text))).flatten();
+    of_key.unwrap_or(&entry.all)
 }
 
 /// Settings, and the earlier ones to use for calls that these do not fit.
@@ -181,6 +199,18 @@ struct AppliedRule {
     kind: CallKind,
     /// See [`OverrideVersion::latest_fitting`].
     applied: Option<Rule>,
+}
+
+impl AppliedRule {
+    #[inline]
+    fn is_of(&self, code: &Rule, kind: CallKind) -> bool {
+        self.code.is_same(code) && self.kind == kind
+    }
+
+    #[inline]
+    fn applied(&self) -> Option<Cow<'_, Rule>> {
+        self.applied.as_ref().map(Cow::Borrowed)
+    }
 }
 
 /// The number of untried versions that are kept.
@@ -223,8 +253,8 @@ impl OverrideVersion {
             let first = AppliedRule { code: *code, kind, applied: self.latest_fitting(code, kind) };
             self.first.get_or_init(|| first)
         });
-        if first.code == *code && first.kind == kind {
-            return first.applied.as_ref().map(Cow::Borrowed);
+        if first.is_of(code, kind) {
+            return first.applied();
         }
         self.latest_fitting(code, kind).map(Cow::Owned)
     }

@@ -1,9 +1,9 @@
 //! Settings from the text to the rule in force.
 
-use std::time::Duration;
+use std::{borrow::Cow, fmt::Write as _, time::Duration};
 
 use super::{parse::RulesText, table::OverrideTable};
-use crate::{Algorithm, Refill, Rule, rule::call_kind::CallKind};
+use crate::{Algorithm, Key, Refill, Rule, rule::call_kind::CallKind};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -187,6 +187,44 @@ fn settings_that_are_invalid_only_together_are_an_error() {
     let environment = RulesText::parse_rules("item.count = 99_999_999_999").unwrap();
     let wrong = OverrideTable::new(environment.merged_over(file), &OverrideTable::default()).unwrap_err().to_string();
     assert!(wrong.starts_with("rules.item: invalid rule: its count is 99999999999"), "{wrong}");
+}
+
+/// Again and again, for many more rules than are found by their id: with settings, with settings of a key, switched
+/// off, and not in the file; and under several counts and kinds of call.
+#[test]
+fn each_rule_and_key_finds_its_own_settings() {
+    let (mut text, mut rules) = (String::new(), Vec::new());
+    for number in 0..200_u64 {
+        let prefix: &str = Box::leak(format!("item-{number}").into_boxed_str());
+        rules.push((number, Rule::new(prefix, 1_000 + number, MINUTE)));
+        match number % 4 {
+            0 => _ = writeln!(text, "[rules.{prefix}]\nban = 5\nban_unit = \"Seconds\"\ncount = {}", 1 + number),
+            1 => {
+                _ = writeln!(text, "[rules.{prefix}]\ncount = {}\n[rules.{prefix}.keys.vip]\ncount = 9", 1 + number);
+            }
+            2 => _ = writeln!(text, "[rules.{prefix}]\nenabled = false"),
+            _ => {}
+        }
+    }
+    let table = table(&text);
+    let kinds = [false, true].map(|waits| CallKind { waits, ..CallKind::default() });
+    for _ in 0..3 {
+        for (number, rule) in &rules {
+            let other = Rule::new(rule.prefix(), rule.count() + 1, MINUTE);
+            let calls = [*rule, other].into_iter().flat_map(|rule| ["ann", "vip"].map(|key| (rule, key)));
+            for ((rule, key), kind) in calls.flat_map(|call| kinds.map(|kind| (call, kind))) {
+                let applied = table.apply(&rule, &Key::new(key), kind).map(Cow::into_owned);
+                let expected = match number % 4 {
+                    0 if kind.waits => Some((1 + number, None)),
+                    0 => Some((1 + number, Some(Duration::from_secs(5)))),
+                    1 => Some((if key == "vip" { 9 } else { 1 + number }, None)),
+                    2 => None,
+                    _ => Some((rule.count(), None)),
+                };
+                assert_eq!(applied.map(|rule| (rule.count(), rule.ban())), expected, "{rule:?} {key} {kind:?}");
+            }
+        }
+    }
 }
 
 /// However often the file changes, and whether or not a call uses it in between.

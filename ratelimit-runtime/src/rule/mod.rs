@@ -464,6 +464,14 @@ impl Rule {
         self.id
     }
 
+    /// Whether both are equal, where the id stands for the prefix: texts take longer to compare than all the rest.
+    #[cfg(feature = "config")]
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let numbers = |rule: &Self| (rule.count, rule.period_ms, rule.ban_or_rest, rule.options, rule.prefetch);
+        self.id == other.id && numbers(self) == numbers(other) && self.algorithm == other.algorithm
+    }
+
     /// The period as part of a counter's identity. The lease of a semaphore is not.
     #[inline]
     pub(crate) const fn identity_period(&self) -> Duration {
