@@ -198,7 +198,7 @@ fn each_rule_and_key_finds_its_own_settings() {
         let prefix: &str = Box::leak(format!("item-{number}").into_boxed_str());
         rules.push((number, Rule::new(prefix, 1_000 + number, MINUTE)));
         match number % 4 {
-            0 => _ = writeln!(text, "[rules.{prefix}]\nban = 5\nban_unit = \"Seconds\"\ncount = {}", 1 + number),
+            0 => _ = writeln!(text, "[rules.{prefix}]\nban = \"5s\"\ncount = {}", 1 + number),
             1 => {
                 _ = writeln!(text, "[rules.{prefix}]\ncount = {}\n[rules.{prefix}.keys.vip]\ncount = 9", 1 + number);
             }
