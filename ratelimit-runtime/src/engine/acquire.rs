@@ -171,9 +171,9 @@ impl Acquire {
                     }
                 }
                 Attempt::Decided => {
-                    let refused = exceeded(engine, rule, key, *cost, &outcome);
+                    let names_keys = engine.settings().names_keys;
                     *place = None;
-                    return refused;
+                    return exceeded(rule, key, *cost, &outcome, names_keys);
                 }
                 Attempt::Pending if ticket.is_some() => return Poll::Pending,
                 Attempt::Pending | Attempt::Unsupported => {}
@@ -196,7 +196,7 @@ impl Acquire {
                 let applied = if engine.settings().rules_may_differ() { receipt.rule_and_cost() } else { None };
                 let rule = applied.as_ref().map_or(&self.rule, |(rule, _)| rule);
                 if !outcome.fits() {
-                    return exceeded(&engine, rule, key.or_none(), self.cost, &outcome);
+                    return exceeded(rule, key.or_none(), self.cost, &outcome, engine.settings().names_keys);
                 }
                 engine.record_success();
                 observe::admitted(rule, outcome.remaining.value());

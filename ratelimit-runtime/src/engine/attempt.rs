@@ -89,16 +89,16 @@ fn try_acquire_rule(
 #[inline(always)]
 #[allow(clippy::inline_always)] // so that the refusal is made in its place: a copy takes long
 pub(super) fn exceeded<T>(
-    engine: &Engine,
     rule: &Rule,
     key: &Key,
     cost: u64,
     outcome: &Outcome,
+    names_keys: bool,
 ) -> Poll<Result<T, RequestPerMinute>> {
     if observe::records_refusals() {
         record_exceeded(rule, cost, outcome.remaining.value(), outcome.retry_after_ms);
     }
-    if engine.settings().names_keys {
+    if names_keys {
         return Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit())).with_key(key)));
     }
     Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()))))
