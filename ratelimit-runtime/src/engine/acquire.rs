@@ -54,6 +54,11 @@ enum AcquireState {
         key: RequestKey,
         ticket: Option<Ticket>,
     },
+    Other(OtherState),
+}
+
+/// The states of rare calls. An enum of their own, so that to drop an attempt takes one test.
+enum OtherState {
     /// Several charges or holds, before the first poll.
     All(Box<SeveralCharges>),
     Pending(BoxedAcquire),
@@ -78,7 +83,7 @@ impl Acquire {
         on_busy: OnLimit,
     ) -> Self {
         let call = SeveralCharges::new(engine, fill, on_busy);
-        Self { rule: call.rule(), cost: 0, options, state: AcquireState::All(call) }
+        Self { rule: call.rule(), cost: 0, options, state: AcquireState::Other(OtherState::All(call)) }
     }
 
     /// Decides the call while this thread waits, for a caller that is not async.
@@ -93,7 +98,7 @@ impl Acquire {
     pub fn block(mut self) -> AcquireResult {
         let is_in_memory = match &self.state {
             AcquireState::Attempt { engine, .. } => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
-            AcquireState::All(call) => call.engine().guard().is_none(),
+            AcquireState::Other(OtherState::All(call)) => call.engine().guard().is_none(),
             _ => false,
         };
         if is_in_memory && let Poll::Ready(answer) = self.decide(&mut Context::from_waker(Waker::noop()), false) {
@@ -205,7 +210,7 @@ impl Acquire {
             Err(error) => error,
         };
         let key = mem::replace(key, RequestKey::Skip);
-        self.state = AcquireState::Done;
+        self.state = AcquireState::Other(OtherState::Done);
         let mut request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
         let answer = match error {
             Undecided::NotMade { left } => request.start_again(after(left)),
@@ -221,12 +226,12 @@ impl Acquire {
     /// has to be awaited.
     #[inline(never)]
     fn poll_slow(&mut self, context: Option<&mut Context<'_>>) -> Poll<AcquireResult> {
-        match mem::replace(&mut self.state, AcquireState::Done) {
+        match mem::replace(&mut self.state, AcquireState::Other(OtherState::Done)) {
             AcquireState::Attempt { engine: Some(engine), key, .. } => {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
-            AcquireState::All(mut call) => {
+            AcquireState::Other(OtherState::All(mut call)) => {
                 if !self.options.waits
                     && let Some(answer) = call.attempt()
                 {
@@ -235,8 +240,10 @@ impl Acquire {
                 }
                 self.go_on(call.into_request(self.options).start(), context)
             }
-            AcquireState::Pending(pending) => self.go_on(Err(pending), context),
-            AcquireState::Attempt { engine: None, .. } | AcquireState::Done => panic!("{POLLED_AGAIN}"),
+            AcquireState::Other(OtherState::Pending(pending)) => self.go_on(Err(pending), context),
+            AcquireState::Attempt { engine: None, .. } | AcquireState::Other(OtherState::Done) => {
+                panic!("{POLLED_AGAIN}")
+            }
         }
     }
 
@@ -251,7 +258,7 @@ impl Acquire {
             Err(mut pending) => {
                 let polled = context.map_or(Poll::Pending, |context| pending.as_mut().poll(context));
                 if polled.is_pending() {
-                    self.state = AcquireState::Pending(pending);
+                    self.state = AcquireState::Other(OtherState::Pending(pending));
                 }
                 polled
             }

@@ -18,8 +18,9 @@ pub(crate) struct AcquireOptions {
     longest_wait: u64,
 }
 
-/// [`OnStoreError`] without its numbers.
+/// [`OnStoreError`] without its numbers. So wide that the options have no padding, and are written at once.
 #[derive(Clone, Copy, Debug)]
+#[repr(u16)]
 enum PolicyKind {
     Local,
     Allow,
