@@ -10,7 +10,7 @@
 
 use std::{mem, process, sync::Arc, time::Duration};
 
-use tokio::sync::{oneshot, watch::Sender};
+use tokio::sync::oneshot;
 
 use super::{
     core::{EngineRef, Origin},
@@ -300,19 +300,19 @@ async fn settle(
 struct SettlementInFlight {
     engine: EngineRef,
     counters: Vec<CounterId>,
-    done: Sender<()>,
+    number: u64,
 }
 
 impl SettlementInFlight {
     fn new(engine: EngineRef, counters: Vec<CounterId>) -> Self {
-        let done = engine.settlements().begin(&counters);
-        Self { engine, counters, done }
+        let number = engine.settlements().begin(&counters);
+        Self { engine, counters, number }
     }
 }
 
 impl Drop for SettlementInFlight {
     fn drop(&mut self) {
-        self.engine.settlements().end(&self.counters, &self.done);
+        self.engine.settlements().end(&self.counters, self.number);
         for counter in &self.counters {
             self.engine.queues().changed_id(*counter);
         }
