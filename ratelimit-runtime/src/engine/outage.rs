@@ -77,13 +77,15 @@ impl Drop for CountedWaiter<'_> {
 pub(super) struct OutageWait {
     /// The time of the first failure.
     pub(super) since: Duration,
+    /// Up to this time, the outage is added to the time of the call.
+    pub(super) counted_until: Duration,
     pub(super) attempts: u32,
     /// The time for an attempt before the end is drawn: it is the last one, unless the server returns.
     pub(super) is_last: bool,
 }
 
 impl OutageWait {
-    pub(super) fn new(since: Duration) -> Self {
-        Self { since, attempts: 0, is_last: false }
+    pub(super) fn new(since: Duration, counted_until: Duration) -> Self {
+        Self { since, counted_until, attempts: 0, is_last: false }
     }
 }

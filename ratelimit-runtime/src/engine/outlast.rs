@@ -42,8 +42,8 @@ impl AcquireRequest {
         let engine = self.engine.clone();
         let (clock, waiters) = (&engine.settings().clock, engine.outage_waiters());
         let now = clock.now();
-        let wait = self.outage_wait.get_or_insert(OutageWait::new(now));
-        let OutageWait { since, attempts, mut is_last } = *wait;
+        let wait = self.outage_wait.get_or_insert(OutageWait::new(now, now));
+        let OutageWait { since, counted_until, attempts, mut is_last } = *wait;
         wait.attempts = attempts.saturating_add(1);
         let until = since.saturating_add(max); // `max` may have changed
         let Some(waiter) = CountedWaiter::new(waiters) else { return false };
@@ -67,12 +67,12 @@ impl AcquireRequest {
             () = may_decide => true,
         };
         drop(waiter);
+        let now = clock.now();
         if let Some(wait) = &mut self.outage_wait {
-            wait.is_last = is_last;
+            (wait.is_last, wait.counted_until) = (is_last, now);
         }
-        let away = clock.now().saturating_sub(now);
         if let Some(ticket) = &mut self.wait_ticket {
-            ticket.postpone(away);
+            ticket.postpone(now.saturating_sub(counted_until)); // with the request that had no answer
         }
         returns
     }

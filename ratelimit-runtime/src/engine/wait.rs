@@ -164,7 +164,11 @@ impl AcquireRequest {
         if let Some(ticket) = &mut self.wait_ticket {
             ticket.postpone(blocked_for);
         }
-        blocked_since.map(OutageWait::new)
+        let now = self.clock().now();
+        if let Some(wait) = &mut self.outage_wait {
+            wait.counted_until = now; // for the time before, callers ahead have counted
+        }
+        blocked_since.map(|since| OutageWait::new(since, now))
     }
 
     /// Ends the wait. It leaves the queues before it asks the store once more: in them, it could have the turn.

@@ -247,6 +247,36 @@ async fn an_outage_takes_nothing_from_the_wait_in_a_queue() {
     ends(second).await.unwrap().unwrap();
 }
 
+/// Nor do the requests of the first one, which have no answer in time.
+#[tokio::test]
+async fn requests_without_an_answer_take_nothing_from_the_wait_in_a_queue() {
+    let (limiter, store, clock) = on_failing_store();
+    let rule = Rule::new("item", 1, 20 * SECOND);
+    store.fail(None);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let call = tokio::spawn(limiter.acquire_within(&rule, 1, 45 * SECOND));
+    fail_at_the_turn(&store, &clock, 20 * SECOND).await;
+    store.hold();
+    for _ in 0..2 {
+        let asked = store.calls();
+        eventually("it asks again", async || store.calls() > asked).await;
+        clock.advance(25 * SECOND);
+    }
+    let asked = store.calls();
+    eventually("the second request has failed, too", async || store.calls() > asked).await;
+    // Another process is first when the store is back.
+    (0..1_000).for_each(|_| store.release());
+    let other = Limiter::builder("memory://").clock(clock.clone()).over(store.clone()).unwrap();
+    settle().await;
+    store.fail(None);
+    other.acquire(&rule, 1).await.unwrap();
+    let asked = store.calls();
+    eventually("it is refused", async || store.calls() > asked).await;
+    settle().await;
+    clock.advance(20 * SECOND);
+    ends(call).await.unwrap().unwrap();
+}
+
 /// An operator switches a rule off, or lets its calls pass, while the store is away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changed_rules_reach_calls_that_wait_for_the_store() {
