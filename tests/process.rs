@@ -4,12 +4,7 @@ use std::{
     env, fs,
     future::Future,
     pin::pin,
-    process::Command,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
     task::{Context, Poll, Waker},
     thread,
     time::Duration,
@@ -94,50 +89,6 @@ fn the_first_call_of_a_process_may_log_through_a_limited_function() {
 }
 
 /// All that it does it does at once.
-/// Counts the records of refusals.
-struct Logger(AtomicUsize);
-
-impl log::Log for Logger {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if record.args().to_string().contains("a rate limit refuses a call") {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-/// Runs once more in a process of its own, where `tracing` has no subscriber.
-#[test]
-fn refusals_go_to_a_logger_of_the_log_crate() {
-    static LOGGER: Logger = Logger(AtomicUsize::new(0));
-    const RULE: Rule = Rule::new("logged", 1, Duration::from_secs(3600));
-    const IS_CHILD: &str = "RATELIMIT_TEST_LOGGER";
-    if env::var_os(IS_CHILD).is_none() {
-        let name = "refusals_go_to_a_logger_of_the_log_crate";
-        let child = Command::new(env::current_exe().unwrap()).args(["--exact", name]).env(IS_CHILD, "1").output();
-        let child = child.unwrap();
-        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
-        return;
-    }
-    let limiter = Limiter::in_memory();
-    let refusals = |calls| {
-        let refused = (0..calls).filter(|_| now(limiter.acquire(&RULE, "alice")).is_err()).count();
-        (refused, LOGGER.0.load(Ordering::Relaxed))
-    };
-    log::set_logger(&LOGGER).unwrap();
-    log::set_max_level(log::LevelFilter::Info);
-    assert_eq!(refusals(3), (2, 0));
-    log::set_max_level(log::LevelFilter::Debug);
-    assert_eq!(refusals(2), (2, 2));
-    assert!(annotated_blocking().is_ok() && annotated_blocking().is_err());
-    assert_eq!(refusals(0), (0, 3));
-}
-
 #[test]
 fn limiters_in_memory_start_no_thread() {
     let _alone = alone();

@@ -22,7 +22,7 @@ use crate::{CounterName, store::Charge};
 pub(crate) trait Backend {
     /// A charge on its way. Dropping it is leaving: it is charged only if it was sent before.
     type Ticket;
-    /// Refunds a charge once. That of a charge that was decided at once is made of its numbers.
+    /// Refunds a charge once. The receipt of a charge that was decided at once is made from its numbers.
     type Receipt: From<CounterReceipt>;
 
     /// Charges one counter if the cost fits. The outcome is set with [`Attempt::Decided`] only.

@@ -20,11 +20,18 @@ pub(crate) fn admitted(rule: &Rule, remaining: u64) {
     recorder::admitted(rule, remaining);
 }
 
-/// Whether [`refused`] may do anything. Some features of `tracing` write to the logger of the `log` crate.
+/// Whether [`refused`] may do anything.
 #[inline]
 pub(crate) fn records_refusals() -> bool {
-    let may_log = || LevelFilter::current() >= LevelFilter::DEBUG || log::max_level() >= log::LevelFilter::Debug;
-    cfg!(feature = "metrics") || STATIC_MAX_LEVEL >= LevelFilter::DEBUG && may_log()
+    cfg!(feature = "metrics") || may_log_refusals()
+}
+
+/// Whether a refusal may be logged. With its feature `log`, `tracing` also writes to the logger of the `log` crate,
+/// mostly where it has no subscriber.
+#[inline]
+fn may_log_refusals() -> bool {
+    let to_subscriber = STATIC_MAX_LEVEL >= LevelFilter::DEBUG && LevelFilter::current() >= LevelFilter::DEBUG;
+    to_subscriber || log::STATIC_MAX_LEVEL >= log::LevelFilter::Debug && log::max_level() >= log::LevelFilter::Debug
 }
 
 /// Records that a call was refused.
@@ -365,5 +372,56 @@ mod recorder {
             "How long callers waited for their rate limit, by the rule's prefix."
         );
         describe_gauge!("ratelimit_degraded", Unit::Count, "Limiters whose store is unavailable.");
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::{env, process::Command};
+
+    use super::*;
+
+    /// Runs once more in a process of its own, where `tracing` has no subscriber.
+    #[test]
+    fn refusals_are_made_for_a_logger_at_its_level() {
+        const IS_CHILD: &str = "RATELIMIT_TEST_LOG_LEVEL";
+        if env::var_os(IS_CHILD).is_none() {
+            let name = "observe::tests::refusals_are_made_for_a_logger_at_its_level";
+            let child = Command::new(env::current_exe().unwrap()).args(["--exact", name]).env(IS_CHILD, "1").output();
+            let child = child.unwrap();
+            let output = String::from_utf8_lossy(&child.stdout);
+            assert!(child.status.success() && output.contains("1 passed"), "{output}");
+            return;
+        }
+        assert!(!may_log_refusals());
+        log::set_max_level(log::LevelFilter::Info);
+        assert!(!may_log_refusals());
+        log::set_max_level(log::LevelFilter::Debug);
+        assert!(may_log_refusals());
+        log::set_max_level(log::LevelFilter::Off);
+        tracing::subscriber::with_default(Everything, || assert!(may_log_refusals()));
+    }
+
+    /// A subscriber of all events.
+    struct Everything;
+
+    impl tracing::Subscriber for Everything {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {}
+
+        fn enter(&self, _: &tracing::span::Id) {}
+
+        fn exit(&self, _: &tracing::span::Id) {}
     }
 }

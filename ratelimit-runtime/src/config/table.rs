@@ -23,7 +23,7 @@ use crate::{Key, OnStoreError, Rule, SetupError, algorithm::position, rule::call
 /// How long calls have to use a prefix, from the first call on.
 const TRIAL: Duration = Duration::from_secs(60);
 
-/// The number of rules that are found by their id.
+/// At most so many rules are found by their id.
 const PLACES: usize = 32;
 
 /// The settings of all rules, by prefix. Those of a key are merged over those of its rule.
@@ -192,12 +192,12 @@ pub(super) struct OverrideVersion {
     pub(super) before: Vec<Arc<Self>>,
 }
 
-/// The result for the first kind of call that tried the settings. Most rules have one kind.
+/// A rule of the code, as it applies to the kind of call that came first. Most rules have one kind.
 #[derive(Debug)]
 struct AppliedRule {
     code: Rule,
     kind: CallKind,
-    /// See [`OverrideVersion::latest_fitting`].
+    /// `None` if it is disabled.
     applied: Option<Rule>,
 }
 

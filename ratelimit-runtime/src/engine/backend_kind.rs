@@ -24,8 +24,8 @@ pub(crate) enum BackendKind {
 /// A charge on its way. Memory has none.
 pub(super) type Ticket = <Guard as Backend>::Ticket;
 
-/// The receipt of a charge, also of a memory store: one that knows its backend would be wider, and each call
-/// would find out twice which one it is.
+/// The receipt of a charge, also of a memory store. A type of its own for memory would need one more tag. A refund
+/// does not need it: it asks the backend.
 pub(super) type BackendReceipt = GuardReceipt;
 
 impl Backend for BackendKind {

@@ -224,6 +224,7 @@ mod tests {
         assert_eq!(are_in_flight(), [false; 3]);
         assert!(settlements.is_empty());
     }
+
     /// A call waits for those that were in flight when it came, in whatever order they end, and for no later ones.
     #[test]
     fn a_call_waits_for_earlier_settlements() {

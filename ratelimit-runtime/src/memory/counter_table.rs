@@ -20,8 +20,8 @@ pub(super) struct CounterTable<S: MemoryState + Default> {
     len: usize,
 }
 
-/// Why a charge is not decided at once. As wide as a word: in a result, it shares one with a number, which would
-/// be put together from bytes.
+/// Why a charge is not decided at once. As wide as a number: in a `Result`, it lies in the place of one. If it were
+/// a byte, each number would be put together from two parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum NotAtOnce {

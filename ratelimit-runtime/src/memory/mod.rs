@@ -402,6 +402,7 @@ impl Backend for Memory {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
         let mut shard = self.shard(shard_of(&query.id));
+        // Unlocked in each branch: otherwise the result would be tested twice.
         match self.charge_one(&mut shard, query, ClockReadings::default(), false) {
             Some((outcome, _)) => {
                 drop(shard);

@@ -468,8 +468,11 @@ impl Rule {
     #[cfg(feature = "config")]
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let numbers = |rule: &Self| (rule.count, rule.period_ms, rule.ban_or_rest, rule.options, rule.prefetch);
-        self.id == other.id && numbers(self) == numbers(other) && self.algorithm == other.algorithm
+        let Self { prefix: _, count, period_ms, ban_or_rest, options, prefetch, algorithm, id } = *self;
+        id == other.id
+            && (count, period_ms, ban_or_rest) == (other.count, other.period_ms, other.ban_or_rest)
+            && (options, prefetch) == (other.options, other.prefetch)
+            && algorithm == other.algorithm
     }
 
     /// The period as part of a counter's identity. The lease of a semaphore is not.
