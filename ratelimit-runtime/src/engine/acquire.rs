@@ -99,7 +99,7 @@ impl Acquire {
         let is_in_memory = match &self.state {
             AcquireState::Attempt { engine, .. } => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
             AcquireState::Other(OtherState::All(call)) => call.engine().guard().is_none(),
-            _ => false,
+            AcquireState::Other(_) => false,
         };
         if is_in_memory && let Poll::Ready(answer) = self.decide(&mut Context::from_waker(Waker::noop()), false) {
             return answer;

@@ -403,16 +403,13 @@ impl Backend for Memory {
         // an old time with a newer state.
         let mut shard = self.shard(shard_of(&query.id));
         // Unlocked in each branch: otherwise the result would be tested twice.
-        match self.charge_one(&mut shard, query, ClockReadings::default(), false) {
-            Some((outcome, _)) => {
-                drop(shard);
-                query.outcome = outcome;
-                Attempt::Decided
-            }
-            None => {
-                drop(shard);
-                Attempt::Unsupported // the general way decides
-            }
+        if let Some((outcome, _)) = self.charge_one(&mut shard, query, ClockReadings::default(), false) {
+            drop(shard);
+            query.outcome = outcome;
+            Attempt::Decided
+        } else {
+            drop(shard);
+            Attempt::Unsupported // the general way decides
         }
     }
 
