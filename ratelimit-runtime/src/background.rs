@@ -163,10 +163,11 @@ impl<F: Future<Output: Send> + Send + 'static> Future for FinishOnDrop<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let Some(future) = &mut self.0 else { panic!("a future polled after it was done") };
+        // Taken: if it panics, it is not polled again.
+        let Some(mut future) = self.0.take() else { panic!("a future polled after it was done") };
         let polled = future.as_mut().poll(context);
-        if polled.is_ready() {
-            self.0 = None;
+        if polled.is_pending() {
+            self.0 = Some(future);
         }
         polled
     }
@@ -190,6 +191,15 @@ pub(crate) fn is_here() -> bool {
 
 #[cfg(all(test, not(model_check)))]
 mod tests {
+    #[cfg(any(feature = "redis", feature = "client"))]
+    use std::{
+        future::poll_fn,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::Waker,
+    };
     use std::{panic::catch_unwind, time::Duration};
 
     use super::*;
@@ -207,6 +217,22 @@ mod tests {
         let failed = background.runtime(7, || Err(io::Error::from(io::ErrorKind::WouldBlock)));
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(background.runtime(7, start).is_ok());
+    }
+
+    #[cfg(any(feature = "redis", feature = "client"))]
+    #[test]
+    fn a_future_that_panics_is_not_polled_again() {
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&polls);
+        let mut panics = FinishOnDrop::new(poll_fn(move |_| -> Poll<()> {
+            counted.fetch_add(1, Ordering::Relaxed);
+            panic!("its own")
+        }));
+        let poll = AssertUnwindSafe(|| Pin::new(&mut panics).poll(&mut Context::from_waker(Waker::noop())));
+        catch_unwind(poll).unwrap_err();
+        drop(panics);
+        assert_eq!(Arc::strong_count(&polls), 1);
+        assert_eq!(polls.load(Ordering::Relaxed), 1);
     }
 
     /// The runtime of the caller need not be driven.

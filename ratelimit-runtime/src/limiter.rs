@@ -663,9 +663,13 @@ impl Limiter {
             let options = if cost > 1 { options.sparing() } else { options };
             match Acquire::single(self.engine_ref(), rule, request_key, cost, options).await {
                 Ok(permit) => return Ok((if is_enforced { cost } else { most }, permit)),
+                // Less each time, so it ends: each further round trip is due to another call's charge, or to a lower
+                // count of the rules file.
                 Err(refused) if cost > 1 && refused.cause() == Cause::Exceeded => {
-                    // Less each time, so it ends: each further round trip is due to another call's charge.
                     cost = refused.remaining().min(cost - 1).max(1);
+                }
+                Err(refused) if cost > 1 && refused.cause() == Cause::NeverFits => {
+                    cost = refused.limit().min(cost - 1).max(1);
                 }
                 // While the store is away, this process grants no more than its share.
                 Err(refused) if is_local && cost > share && refused.cause() == Cause::Unavailable => cost = share,

@@ -88,7 +88,8 @@ impl Attempts {
         let state = Arc::clone(&admission.state);
         let is_pause = response
             .as_ref()
-            .is_some_and(|Response { said, .. }| said.is_refusal && state.pause_of(said) >= FIRST_BACKOFF);
+            .is_some_and(|Response { said, .. }| said.is_refusal && state.pause_of(said) >= FIRST_BACKOFF)
+            && state.are_counted();
         if let Some(Response { said, .. }) = &response {
             self.learn(admission, *said).await;
         } else {

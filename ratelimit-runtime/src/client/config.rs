@@ -95,12 +95,23 @@ pub(super) struct OutgoingConfig {
     upstreams: Mutex<Upstreams>,
 }
 
-/// The upstreams, by whether the store or this process alone counts, and by key.
-type Upstreams = HashMap<(bool, Key), Arc<UpstreamState>>;
+/// The upstreams that calls were made to.
+struct Upstreams {
+    /// By whether the store or this process alone counts, and by key.
+    by_key: HashMap<(bool, Key), Arc<UpstreamState>>,
+    /// From this number on, those are dropped that no call uses, unless they know what the store does not. Their
+    /// windows are asked for again.
+    drop_at: usize,
+}
 
-/// From this number on, upstreams that no call uses are dropped, unless they are paused. Their windows
-/// are asked for again.
+/// The least [`Upstreams::drop_at`].
 const MANY: usize = 1_000;
+
+impl Default for Upstreams {
+    fn default() -> Self {
+        Self { by_key: HashMap::new(), drop_at: MANY }
+    }
+}
 
 impl Outgoing {
     /// Shares what upstreams announce through the store of this limiter.
@@ -149,6 +160,9 @@ impl Outgoing {
     /// fails with [`Cause::Unavailable`](crate::Cause::Unavailable). Each retry may wait for as long
     /// again. If it would have to wait for longer, the call returns the response that it had.
     ///
+    /// The time includes the wait for the inner service of a layer. A retry that waits for it has no response any
+    /// more, as that may hold what the service waits for.
+    ///
     /// Calls also wait for the response of a probe. So of calls that begin at once, a time of zero lets one
     /// through until the window is known, and the others fail.
     pub fn longest_wait(self, longest: Duration) -> Self {
@@ -160,8 +174,8 @@ impl Outgoing {
     ///
     /// Calls are repeated that were answered with 429, 502, 503 or 504, or not at all. The method
     /// must be idempotent, see [`Outgoing::retry_any_method`], and it must be possible to copy the
-    /// body. After a refusal the pause of the upstream is waited for. Otherwise a random time of up to
-    /// 100 ms, which doubles with each retry.
+    /// body. After a refusal the pause of the upstream is waited for. Otherwise, and over
+    /// [`Limiter::unlimited`], a random time of up to 100 ms, which doubles with each retry.
     pub fn retries(self, retries: u32) -> Self {
         self.with(|config| config.retries = retries)
     }
@@ -226,14 +240,15 @@ impl OutgoingConfig {
 
     fn upstream_on(&self, limiter: &Limiter, is_local: bool, key: &Key) -> Arc<UpstreamState> {
         let mut upstreams = self.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
-        if upstreams.len() >= MANY {
-            upstreams.retain(|_, upstream| Arc::strong_count(upstream) > 1 || !upstream.pause_left().is_zero());
+        if upstreams.by_key.len() >= upstreams.drop_at {
+            upstreams.by_key.retain(|_, upstream| Arc::strong_count(upstream) > 1 || upstream.knows_more());
+            upstreams.drop_at = MANY.max(2 * upstreams.by_key.len());
         }
         let new = || {
             let counters = Counters::new(limiter.clone(), key.clone());
             Arc::new(UpstreamState::new(counters, self.limiter.clone(), self.longest_pause))
         };
-        Arc::clone(upstreams.entry((is_local, key.clone())).or_insert_with(new))
+        Arc::clone(upstreams.by_key.entry((is_local, key.clone())).or_insert_with(new))
     }
 }
 

@@ -43,7 +43,7 @@ pub struct OutgoingService<S> {
 pub enum OutgoingError<E> {
     /// The call was not sent: its wait would be longer than [`Outgoing::longest_wait`], the limiter
     /// was closed, or it could not decide. A call that was sent and could not be repeated for such a
-    /// reason returns what it had.
+    /// reason returns what it had, unless it had to wait for the inner service.
     Refused(RequestPerMinute),
     /// The client's own error.
     Service(E),
@@ -105,10 +105,19 @@ where
                     let (mut ready, mut has_waited) = (service.clone(), false);
                     let is_ready = poll_fn(|context| {
                         let is_ready = ready.poll_ready(context);
-                        has_waited |= is_ready.is_pending();
+                        if is_ready.is_pending() {
+                            has_waited = true;
+                            drop(last.take()); // it may hold what the service waits for
+                        }
                         is_ready
                     });
-                    let is_ready = is_ready.await;
+                    let is_ready = match admission.state.bounded(is_ready, until).await {
+                        Ok(is_ready) => is_ready,
+                        Err(refused) => {
+                            admission.discard();
+                            return Err(OutgoingError::Refused(refused));
+                        }
+                    };
                     let is_paused = is_ready.is_ok() && has_waited && admission.is_paused().await;
                     if is_ready.is_err() || !is_paused && admission.is_current() {
                         break (admission, ready, is_ready);

@@ -39,12 +39,12 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A store in memory that may be away.
 #[derive(Clone, Debug)]
-struct Switched(Arc<(Memory, AtomicBool)>);
+struct Switched(Arc<(Memory, AtomicBool, AtomicUsize)>);
 
 impl Switched {
     /// Its time is that of the test, or stands still.
     fn new(clock: Clock) -> Self {
-        Self(Arc::new((Memory::new(clock, 1_000, 0), AtomicBool::new(false))))
+        Self(Arc::new((Memory::new(clock, 1_000, 0), AtomicBool::new(false), AtomicUsize::new(0))))
     }
 
     fn is_away(&self, is_away: bool) {
@@ -58,6 +58,7 @@ impl Switched {
 
 impl Store for Switched {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        self.0.2.fetch_add(1, SeqCst);
         let Some(outage) = self.outage() else { return self.0.0.decide(batch) };
         batch.iter_mut().for_each(|request| request.outcome = Err(outage.clone()));
         Reply::Ready(batch)
@@ -379,6 +380,101 @@ async fn after_an_outage_the_shared_credits_are_not_granted_again() {
     }
     sleep(10 * SECOND).await;
     assert_eq!(sent.load(SeqCst), 2);
+}
+
+/// Also if there are many upstreams, of which most are forgotten.
+#[tokio::test(start_paused = true)]
+async fn credits_that_an_outage_made_doubtful_are_not_forgotten() {
+    let store = Switched::new(Clock::system());
+    let outgoing = Outgoing::new(over(&store, OnStoreError::Local)).retries(0).key(|_| "api");
+    answered(&outgoing, 200, "RateLimit", "\"api\";r=5;t=60").await;
+    store.is_away(true);
+    answered(&outgoing, 200, "RateLimit", "\"api\";r=4;t=60").await;
+    store.is_away(false);
+    for number in 0..5_000 {
+        drop(outgoing.0.upstream(&Key::new(number)));
+    }
+    let shared = outgoing.0.upstream(&Key::new("api"));
+    assert!(shared.knows_more() && !outgoing.0.upstream(&Key::new(1)).knows_more());
+    // The limiter asks a store that was away again after a while. The first call is a probe again.
+    sleep(30 * SECOND).await;
+    assert_eq!(admitted(&shared).await.len(), 1);
+    assert!(!shared.knows_more());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_task_tells_of_a_pause_after_many_refusals() {
+    let store = Switched::new(Clock::system());
+    let outgoing = Outgoing::new(over(&store, OnStoreError::Local)).retries(0).longest_wait(SECOND);
+    answered(&outgoing, 200, "RateLimit", "\"api\";r=1000;t=60").await;
+    let mut all = JoinSet::new();
+    for _ in 0..100 {
+        let client = outgoing.layer(service_fn(|_: Request<()>| async {
+            sleep(SECOND).await;
+            Ok::<_, ()>(Response::builder().status(429).header("Retry-After", "20").body(()).unwrap())
+        }));
+        all.spawn(async move { drop(client.oneshot(request()).await.unwrap()) });
+    }
+    sleep(SECOND / 2).await;
+    store.is_away(true);
+    all.join_all().await;
+    let asked = store.0.2.load(SeqCst);
+    for _ in 0..15 {
+        sleep(SECOND).await;
+        thread::sleep(5 * MS); // it is told on the background thread
+    }
+    assert!(store.0.2.load(SeqCst) - asked < 100, "{asked} and then {}", store.0.2.load(SeqCst));
+}
+
+/// Nothing makes its calls pause, so they wait a random time.
+#[tokio::test(start_paused = true)]
+async fn an_unlimited_limiter_does_not_hurry_retries() {
+    let outgoing = Outgoing::new(Limiter::unlimited());
+    let began = Instant::now();
+    assert_eq!(answered(&outgoing, 429, "Retry-After", "10").await, 429);
+    assert!(!began.elapsed().is_zero());
+}
+
+/// The body of its response has the only place of the service.
+#[tokio::test(start_paused = true)]
+async fn a_retry_does_not_wait_for_the_response_before_it() {
+    let (few, outgoing) = (Few::new(1, MS, ""), Outgoing::new(Limiter::in_memory()).retries(1));
+    let places = Arc::clone(&few.places);
+    let service = Holds { few, places };
+    let answer = timeout(60 * SECOND, outgoing.layer(service).oneshot(request())).await.unwrap().unwrap();
+    assert_eq!(answer.status(), 503);
+}
+
+/// [`Few`], whose responses keep the place.
+#[derive(Clone)]
+struct Holds {
+    few: Few,
+    places: Arc<Semaphore>,
+}
+
+impl Service<Request<()>> for Holds {
+    type Response = Response<Option<OwnedSemaphorePermit>>;
+    type Error = ();
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ()>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        self.few.poll_ready(context)
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        let place = self.few.place.take();
+        assert_eq!(self.places.available_permits(), 0);
+        Box::pin(async move { Ok(Response::builder().status(503).body(place).unwrap()) })
+    }
+}
+
+/// Also while it waits for its service.
+#[tokio::test(start_paused = true)]
+async fn the_longest_wait_bounds_the_wait_for_the_service() {
+    let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(SECOND);
+    let client = outgoing.layer(Few::new(0, MS, ""));
+    let refused = timeout(60 * SECOND, client.oneshot(request())).await.unwrap().unwrap_err();
+    assert!(matches!(refused, OutgoingError::Refused(_)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,6 +56,17 @@ struct LocalView {
     /// The calls that were not counted in the store, and how many of them it was told of.
     uncounted: u64,
     told: u64,
+    /// A task tells other processes of the pause.
+    is_telling: bool,
+}
+
+/// The task that tells other processes of a pause.
+struct Telling<'a>(&'a UpstreamState);
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        self.0.local().is_telling = false;
+    }
 }
 
 /// An open window, as this process has seen it.
@@ -289,6 +300,19 @@ impl UpstreamState {
         local.uncounted == local.told + 1
     }
 
+    /// Whether this process knows of a pause or of calls that the store may not know of.
+    pub(super) fn knows_more(&self) -> bool {
+        !self.pause_left().is_zero() || {
+            let local = self.local();
+            local.uncounted != local.told
+        }
+    }
+
+    /// Whether calls are counted at all.
+    pub(super) fn are_counted(&self) -> bool {
+        self.counters.are_counted()
+    }
+
     /// Stops the calls of this process for the announced time, whether the store answers or not.
     pub(super) fn pause_here(&self, said: &Announcement) {
         let ends = self.now().saturating_add(self.pause_of(said));
@@ -309,14 +333,24 @@ impl UpstreamState {
         self.pause_all(self.pause_of(said)).await
     }
 
-    /// Tells other processes the rest of this process' pause, until the store has answered.
+    /// Tells other processes the rest of this process' pause, until the store has answered. One task does that for
+    /// all refused calls.
     pub(super) async fn pause_later(&self) {
-        let mut wait = FIRST_POLL;
+        if mem::replace(&mut self.local().is_telling, true) {
+            return;
+        }
+        let (telling, mut wait) = (Telling(self), FIRST_POLL);
         loop {
             self.sleep(wait).await;
-            let left = self.pause_left();
+            let paused_until = self.local().paused_until;
+            let left = paused_until.saturating_sub(self.now());
             if left.is_zero() || self.pause_all(left).await.is_ok() {
-                return;
+                let mut local = self.local();
+                if local.paused_until == paused_until {
+                    local.is_telling = false; // under the lock: a later refusal begins a new task
+                    drop(local);
+                    return mem::forget(telling);
+                }
             }
             wait = (2 * wait).min(LOOK_AGAIN);
         }
@@ -444,7 +478,7 @@ impl UpstreamState {
     }
 
     /// Waits for this until the time `until` at most, and until the limiter is closed.
-    async fn bounded<T>(
+    pub(super) async fn bounded<T>(
         &self,
         awaited: impl Future<Output = T>,
         until: Option<Duration>,
