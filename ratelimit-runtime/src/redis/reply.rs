@@ -93,7 +93,7 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
     let misconfigured = match error.kind() {
         _ if is_full || is_server_lost(code, detail) => false,
         // A script deleted and wrote a key whose slot was moving.
-        _ if detail.contains("non local key") => false,
+        _ if detail.contains("non local key") || detail.contains(CLUSTER_DOWN) => false,
         _ if matches!(code, "OOM" | "BUSY" | "MISCONF" | "NOREPLICAS" | "READONLY") => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
         ErrorKind::Server(kind) => matches!(
@@ -116,8 +116,16 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
     };
-    if has_changed_nothing(code, is_wrapped) { explained.with_no_effect() } else { explained }
+    if has_changed_nothing(code, is_wrapped) || detail.contains(CLUSTER_DOWN) {
+        explained.with_no_effect()
+    } else {
+        explained
+    }
 }
+
+/// Words of the error at the first write of a script, if a cluster that is down allows reads
+/// (`cluster-allow-reads-when-down`).
+const CLUSTER_DOWN: &str = "while the cluster is down";
 
 /// True if the error proves that the command has changed nothing: the server refuses it before it runs,
 /// or refuses the first write of its script. A script that has written is never refused for these reasons.
@@ -274,6 +282,20 @@ mod tests {
             "upstream failure",
         ] {
             assert!(!explained(words).has_no_effect(), "{words}");
+        }
+    }
+
+    /// It allows reads, and the first write of a script fails.
+    #[test]
+    fn a_cluster_that_is_down_is_unavailable_and_has_changed_nothing() {
+        let write = "attempted to execute a write command while the cluster is down and readonly";
+        for words in [
+            format!("ERR Script {write} script: 01, on @user_script:9."),
+            format!("ERR Error running script (call to f_01): @user_script:9: @user_script: 9: Lua script {write}"),
+            format!("ERR @user_script: 41: Script {write}"),
+        ] {
+            let error = explained(&words);
+            assert!(!error.misconfigured && error.has_no_effect(), "{words}");
         }
     }
 

@@ -16,9 +16,9 @@ use ratelimit_runtime::{
 };
 use tempfile::TempDir;
 
-use crate::support::eventually;
-use crate::support::exceeded;
 use crate::support::log::Log;
+use crate::support::plain_store::PlainStore;
+use crate::support::{ends, eventually, exceeded, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const ITEM: Rule = Rule::new("item", 2, MINUTE);
@@ -154,6 +154,26 @@ async fn a_rule_that_is_switched_on_again_limits_also_beside_settings_that_do_no
         rules.replace(&format!("[rules.item]\n{enabled}algorithm = \"LeakyBucket\"\nqueue = 1")).unwrap();
         assert_eq!(exceeded(call().await).limit(), 2);
     }
+}
+
+/// What remained of the old count is above the new one.
+#[tokio::test]
+async fn a_count_that_falls_meanwhile_does_not_make_a_partial_cost_too_large() {
+    let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.item]\ncount = 100").unwrap());
+    let store = PlainStore::new(&clock);
+    let limiter = Limiter::builder("memory://").clock(clock).rules(rules.clone()).over(store.clone()).unwrap();
+    let rule = Rule::new("item", 100, MINUTE);
+    limiter.acquire_n(&rule, 1, 50).await.unwrap();
+    store.hold();
+    let call = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire_up_to(&rule, 1, 80).await.map(|(granted, _)| granted) }
+    });
+    settle().await;
+    rules.replace("[rules.item]\ncount = 40").unwrap();
+    (0..9).for_each(|_| store.release());
+    let refused = ends(call).await.unwrap().unwrap_err();
+    assert_eq!((refused.cause(), refused.limit()), (Cause::Exceeded, 40));
 }
 
 /// Two counters by the code. Charged twice, half of what the file says would be admitted.
