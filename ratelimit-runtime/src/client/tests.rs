@@ -1,5 +1,7 @@
 //! Credits of an upstream in one process, whose store may be away.
 
+mod services;
+
 use std::{
     future::{self, Future, pending},
     pin::Pin,
@@ -22,6 +24,7 @@ use tower::{ServiceExt as _, service_fn};
 use tower_layer::Layer as _;
 use tower_service::Service;
 
+use self::services::{Few, all_sent};
 use super::{
     Outgoing, OutgoingError,
     announcement::Announcement,
@@ -105,67 +108,8 @@ async fn admitted(upstream: &Arc<UpstreamState>) -> Vec<Admission> {
     all
 }
 
-/// A service that is ready for some calls at a time.
-struct Few {
-    places: Arc<Semaphore>,
-    waiting: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>>>,
-    place: Option<OwnedSemaphorePermit>,
-    time: Duration,
-    says: &'static str,
-    sent: Arc<AtomicUsize>,
-}
-
-impl Few {
-    fn new(places: usize, time: Duration, says: &'static str) -> Self {
-        let (places, sent) = (Arc::new(Semaphore::new(places)), Arc::default());
-        Self { places, waiting: None, place: None, time, says, sent }
-    }
-}
-
-impl Clone for Few {
-    fn clone(&self) -> Self {
-        let (places, sent) = (Arc::clone(&self.places), Arc::clone(&self.sent));
-        Self { places, waiting: None, place: None, time: self.time, says: self.says, sent }
-    }
-}
-
-impl Service<Request<()>> for Few {
-    type Response = Response<()>;
-    type Error = ();
-    type Future = Pin<Box<dyn Future<Output = Result<Response<()>, ()>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        if self.place.is_none() {
-            let places = Arc::clone(&self.places);
-            let waiting = self.waiting.get_or_insert_with(|| Box::pin(async { places.acquire_owned().await.unwrap() }));
-            self.place = Some(ready!(waiting.as_mut().poll(context)));
-            self.waiting = None;
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        let (place, time, says) = (self.place.take().unwrap(), self.time, self.says);
-        self.sent.fetch_add(1, SeqCst);
-        Box::pin(async move {
-            sleep(time).await;
-            drop(place);
-            Ok(Response::builder().header("RateLimit", says).body(()).unwrap())
-        })
-    }
-}
-
 fn request() -> Request<()> {
     Request::put("http://api/items").body(()).unwrap()
-}
-
-fn all_sent(outgoing: &Outgoing, service: &Few, calls: usize) -> JoinSet<()> {
-    let mut all = JoinSet::new();
-    for _ in 0..calls {
-        let client = outgoing.layer(service.clone());
-        all.spawn(async move { drop(client.oneshot(request()).await.unwrap()) });
-    }
-    all
 }
 
 /// One call through the layer, answered with this status and field.
@@ -188,39 +132,6 @@ async fn calls_that_were_granted_are_sent_when_nothing_remains() {
     assert!(!granted.iter().any(Admission::is_current));
     sleep(2 * SECOND).await;
     assert!(!granted.iter().any(Admission::is_current));
-}
-
-#[tokio::test(start_paused = true)]
-async fn calls_that_wait_for_the_service_keep_their_credits() {
-    let outgoing = Outgoing::new(Limiter::in_memory());
-    let service = Few::new(4, 10 * MS, "\"api\";r=100;t=60");
-    let all = all_sent(&outgoing, &service, 200);
-    sleep(50 * SECOND).await;
-    assert_eq!(service.sent.load(SeqCst), 101);
-    drop(all);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_call_that_waits_for_a_window_holds_no_place_in_the_service() {
-    let outgoing = Outgoing::new(Limiter::in_memory());
-    let service = Few::new(1, 1500 * MS, "\"api\";r=3;t=1");
-    let began = Instant::now();
-    all_sent(&outgoing, &service, 6).join_all().await;
-    // A probe that waits for a place is replaced after 10 seconds.
-    assert!(began.elapsed() < 15 * SECOND, "{:?}", began.elapsed());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_pause_of_another_process_is_seen_when_the_service_is_ready() {
-    let limiter = Limiter::in_memory();
-    let [one, other] = [(); 2].map(|()| Outgoing::new(limiter.clone()).retries(0));
-    let service = Few::new(1, 5 * SECOND, "\"api\";r=100;t=60");
-    answered(&one, 200, "RateLimit", "\"api\";r=100;t=60").await;
-    let _all = all_sent(&one, &service, 5);
-    sleep(SECOND).await;
-    assert_eq!(answered(&other, 429, "Retry-After", "30").await, 429);
-    sleep(20 * SECOND).await;
-    assert_eq!(service.sent.load(SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,33 +165,6 @@ async fn a_window_with_calls_in_flight_is_asked_for_again() {
     open(&upstream, says(0, 300)).await;
     sleep(60 * SECOND).await;
     assert!(admit(&upstream).await.is_none());
-}
-
-/// A service that is never ready.
-#[derive(Clone)]
-struct Broken;
-
-impl Service<Request<()>> for Broken {
-    type Response = Response<()>;
-    type Error = ();
-    type Future = future::Pending<Result<Response<()>, ()>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        Poll::Ready(Err(()))
-    }
-
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        pending()
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_call_that_found_the_service_broken_is_not_in_flight() {
-    let limiter = Limiter::in_memory();
-    let outgoing = Outgoing::new(limiter.clone()).retries(0);
-    answered(&outgoing, 200, "RateLimit", "\"api\";r=100;t=60").await;
-    outgoing.layer(Broken).oneshot(request()).await.unwrap_err();
-    assert_eq!(counters(&limiter).in_flight().await.unwrap(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -433,48 +317,6 @@ async fn an_unlimited_limiter_does_not_hurry_retries() {
     let began = Instant::now();
     assert_eq!(answered(&outgoing, 429, "Retry-After", "10").await, 429);
     assert!(!began.elapsed().is_zero());
-}
-
-/// The body of its response has the only place of the service.
-#[tokio::test(start_paused = true)]
-async fn a_retry_does_not_wait_for_the_response_before_it() {
-    let (few, outgoing) = (Few::new(1, MS, ""), Outgoing::new(Limiter::in_memory()).retries(1));
-    let places = Arc::clone(&few.places);
-    let service = Holds { few, places };
-    let answer = timeout(60 * SECOND, outgoing.layer(service).oneshot(request())).await.unwrap().unwrap();
-    assert_eq!(answer.status(), 503);
-}
-
-/// [`Few`], whose responses keep the place.
-#[derive(Clone)]
-struct Holds {
-    few: Few,
-    places: Arc<Semaphore>,
-}
-
-impl Service<Request<()>> for Holds {
-    type Response = Response<Option<OwnedSemaphorePermit>>;
-    type Error = ();
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ()>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        self.few.poll_ready(context)
-    }
-
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        let place = self.few.place.take();
-        assert_eq!(self.places.available_permits(), 0);
-        Box::pin(async move { Ok(Response::builder().status(503).body(place).unwrap()) })
-    }
-}
-
-/// Also while it waits for its service.
-#[tokio::test(start_paused = true)]
-async fn the_longest_wait_bounds_the_wait_for_the_service() {
-    let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(SECOND);
-    let client = outgoing.layer(Few::new(0, MS, ""));
-    let refused = timeout(60 * SECOND, client.oneshot(request())).await.unwrap().unwrap_err();
-    assert!(matches!(refused, OutgoingError::Refused(_)));
 }
 
 #[tokio::test(start_paused = true)]
