@@ -160,8 +160,7 @@ impl Outgoing {
     /// fails with [`Cause::Unavailable`](crate::Cause::Unavailable). Each retry may wait for as long
     /// again. If it would have to wait for longer, the call returns the response that it had.
     ///
-    /// The time includes the wait for the inner service of a layer. A retry that waits for it has no response any
-    /// more, as that may hold what the service waits for.
+    /// The time does not include the wait for the inner service of a layer: give that a bound of its own.
     ///
     /// Calls also wait for the response of a probe. So of calls that begin at once, a time of zero lets one
     /// through until the window is known, and the others fail.
@@ -176,6 +175,9 @@ impl Outgoing {
     /// must be idempotent, see [`Outgoing::retry_any_method`], and it must be possible to copy the
     /// body. After a refusal the pause of the upstream is waited for. Otherwise, and over
     /// [`Limiter::unlimited`], a random time of up to 100 ms, which doubles with each retry.
+    ///
+    /// The response before a retry is kept until the retry is sent, or waits for the inner service of a layer. Meanwhile
+    /// its body may hold what other calls of that service wait for.
     pub fn retries(self, retries: u32) -> Self {
         self.with(|config| config.retries = retries)
     }

@@ -43,7 +43,8 @@ pub struct OutgoingService<S> {
 pub enum OutgoingError<E> {
     /// The call was not sent: its wait would be longer than [`Outgoing::longest_wait`], the limiter
     /// was closed, or it could not decide. A call that was sent and could not be repeated for such a
-    /// reason returns what it had, unless it had to wait for the inner service.
+    /// reason returns what it had, unless it was waiting for the inner service. A call that is refused there, as the
+    /// limiter is closed, has used one call of the window.
     Refused(RequestPerMinute),
     /// The client's own error.
     Service(E),
@@ -111,7 +112,7 @@ where
                         }
                         is_ready
                     });
-                    let is_ready = match admission.state.bounded(is_ready, until).await {
+                    let is_ready = match admission.state.bounded(is_ready, None).await {
                         Ok(is_ready) => is_ready,
                         Err(refused) => {
                             admission.discard();

@@ -28,7 +28,7 @@ use self::services::{Few, all_sent};
 use super::{
     Outgoing, OutgoingError,
     announcement::Announcement,
-    counters::{Counters, FLIGHT, LIMIT, PAUSE},
+    counters::{Counters, FLIGHT, LIMIT, LONGEST_WINDOW, PAUSE},
     upstream::{Admission, UpstreamState},
 };
 use crate::{
@@ -284,6 +284,17 @@ async fn credits_that_an_outage_made_doubtful_are_not_forgotten() {
     sleep(30 * SECOND).await;
     assert_eq!(admitted(&shared).await.len(), 1);
     assert!(!shared.knows_more());
+}
+
+/// By then, its window has ended in the store, too.
+#[tokio::test(start_paused = true)]
+async fn an_upstream_is_in_doubt_for_a_window_at_most() {
+    let upstream = upstream(&Limiter::in_memory());
+    assert!(upstream.doubt() && upstream.knows_more());
+    sleep(LONGEST_WINDOW - SECOND).await;
+    assert!(upstream.knows_more());
+    sleep(SECOND).await;
+    assert!(!upstream.knows_more());
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@
 //! says how many calls remain, and for how long. See `counters.rs` for what the store keeps.
 
 use std::{
-    mem,
+    mem, process,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -56,8 +56,10 @@ struct LocalView {
     /// The calls that were not counted in the store, and how many of them it was told of.
     uncounted: u64,
     told: u64,
-    /// A task tells other processes of the pause.
-    is_telling: bool,
+    /// The time of the latest of them.
+    doubted_at: Duration,
+    /// A task of this process tells others of the pause. A fork copies this, but has no such task.
+    telling_in: Option<u32>,
 }
 
 /// The task that tells other processes of a pause.
@@ -65,7 +67,7 @@ struct Telling<'a>(&'a UpstreamState);
 
 impl Drop for Telling<'_> {
     fn drop(&mut self) {
-        self.0.local().is_telling = false;
+        self.0.local().telling_in = None;
     }
 }
 
@@ -294,18 +296,20 @@ impl UpstreamState {
     /// A call is not counted here, as the store is away: so what it knows is not used any more. Returns
     /// whether it is the first call of the outage.
     pub(super) fn doubt(&self) -> bool {
+        let now = self.now();
         let mut local = self.local();
-        local.window = None;
+        (local.window, local.doubted_at) = (None, now);
         local.uncounted += 1;
         local.uncounted == local.told + 1
     }
 
     /// Whether this process knows of a pause or of calls that the store may not know of.
     pub(super) fn knows_more(&self) -> bool {
-        !self.pause_left().is_zero() || {
-            let local = self.local();
-            local.uncounted != local.told
-        }
+        let now = self.now();
+        let local = self.local();
+        // No window of the store lasts for longer.
+        let is_in_doubt = local.uncounted != local.told && now < local.doubted_at.saturating_add(LONGEST_WINDOW);
+        now < local.paused_until || is_in_doubt
     }
 
     /// Whether calls are counted at all.
@@ -336,7 +340,8 @@ impl UpstreamState {
     /// Tells other processes the rest of this process' pause, until the store has answered. One task does that for
     /// all refused calls.
     pub(super) async fn pause_later(&self) {
-        if mem::replace(&mut self.local().is_telling, true) {
+        let here = Some(process::id());
+        if mem::replace(&mut self.local().telling_in, here) == here {
             return;
         }
         let (telling, mut wait) = (Telling(self), FIRST_POLL);
@@ -347,7 +352,7 @@ impl UpstreamState {
             if left.is_zero() || self.pause_all(left).await.is_ok() {
                 let mut local = self.local();
                 if local.paused_until == paused_until {
-                    local.is_telling = false; // under the lock: a later refusal begins a new task
+                    local.telling_in = None; // under the lock: a later refusal begins a new task
                     drop(local);
                     return mem::forget(telling);
                 }

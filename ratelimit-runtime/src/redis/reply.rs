@@ -123,6 +123,12 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
     }
 }
 
+/// True if a cluster is down and allows reads, so that the script has written nothing.
+pub(super) fn is_cluster_down(reply: &Value) -> bool {
+    let Value::ServerError(error) = reply else { return false };
+    error.details().is_some_and(|detail| detail.contains(CLUSTER_DOWN))
+}
+
 /// Words of the error at the first write of a script, if a cluster that is down allows reads
 /// (`cluster-allow-reads-when-down`).
 const CLUSTER_DOWN: &str = "while the cluster is down";

@@ -5,7 +5,10 @@ use std::ops::RangeInclusive;
 use crc::{CRC_16_XMODEM, Crc};
 use redis::{ServerErrorKind, Value};
 
-use super::{address::ServerAddress, reply::is_readonly};
+use super::{
+    address::ServerAddress,
+    reply::{is_cluster_down, is_readonly},
+};
 
 /// Number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16384;
@@ -127,7 +130,7 @@ pub(super) fn redirection(reply: &Value, asked: &ServerAddress) -> Redirection {
         Some(ServerErrorKind::ClusterDown | ServerErrorKind::MasterDown | ServerErrorKind::BusyLoading) => {
             Redirection::Unavailable
         }
-        _ if is_readonly(reply) => Redirection::Unavailable,
+        _ if is_readonly(reply) || is_cluster_down(reply) => Redirection::Unavailable,
         _ => Redirection::None,
     }
 }
@@ -218,6 +221,10 @@ mod tests {
             ("READONLY You can't write against a read only replica.", Redirection::Unavailable),
             (
                 "ERR Error running script (call to f_01): @user_script:1: @user_script: 1: -READONLY You can't write",
+                Redirection::Unavailable,
+            ),
+            (
+                "ERR Script attempted to execute a write command while the cluster is down and readonly script: 01",
                 Redirection::Unavailable,
             ),
             ("ERR Error running script (call to f_01): @user_script:1: -OOM command not allowed", Redirection::None),

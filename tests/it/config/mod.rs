@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::support::log::Log;
 use crate::support::plain_store::PlainStore;
-use crate::support::{ends, eventually, exceeded, settle};
+use crate::support::{PATIENCE, ends, eventually, exceeded, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const ITEM: Rule = Rule::new("item", 2, MINUTE);
@@ -161,8 +161,8 @@ async fn a_rule_that_is_switched_on_again_limits_also_beside_settings_that_do_no
 async fn a_count_that_falls_meanwhile_does_not_make_a_partial_cost_too_large() {
     let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.item]\ncount = 100").unwrap());
     let store = PlainStore::new(&clock);
-    let limiter = Limiter::builder("memory://").clock(clock).rules(rules.clone()).over(store.clone()).unwrap();
-    let rule = Rule::new("item", 100, MINUTE);
+    let builder = Limiter::builder("memory://").clock(clock).deadline(PATIENCE).rules(rules.clone());
+    let (limiter, rule) = (builder.over(store.clone()).unwrap(), Rule::new("item", 100, MINUTE));
     limiter.acquire_n(&rule, 1, 50).await.unwrap();
     store.hold();
     let call = tokio::spawn({

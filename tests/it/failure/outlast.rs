@@ -255,14 +255,16 @@ async fn requests_without_an_answer_take_nothing_from_the_wait_in_a_queue() {
     store.fail(None);
     limiter.acquire(&rule, 1).await.unwrap();
     let call = tokio::spawn(limiter.acquire_within(&rule, 1, 45 * SECOND));
-    fail_at_the_turn(&store, &clock, 20 * SECOND).await;
+    settle().await;
+    let mut asked = store.calls();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
     store.hold();
+    clock.advance(20 * SECOND);
     for _ in 0..2 {
-        let asked = store.calls();
-        eventually("it asks again", async || store.calls() > asked).await;
+        eventually("it asks", async || store.calls() > asked).await;
+        asked = store.calls();
         clock.advance(25 * SECOND);
     }
-    let asked = store.calls();
     eventually("the second request has failed, too", async || store.calls() > asked).await;
     // Another process is first when the store is back.
     (0..1_000).for_each(|_| store.release());

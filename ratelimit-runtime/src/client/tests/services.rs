@@ -154,11 +154,22 @@ impl Service<Request<()>> for Holds {
     }
 }
 
-/// Also while it waits for its service.
+/// Refused there, a call would lose its credit.
 #[tokio::test(start_paused = true)]
-async fn the_longest_wait_bounds_the_wait_for_the_service() {
+async fn the_longest_wait_does_not_include_the_wait_for_the_service() {
     let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(SECOND);
-    let client = outgoing.layer(Few::new(0, MS, ""));
-    let refused = timeout(60 * SECOND, client.oneshot(request())).await.unwrap().unwrap_err();
+    answered(&outgoing, 200, "RateLimit", "\"api\";r=100;t=60").await;
+    let service = Few::new(1, 2 * SECOND, "\"api\";r=90;t=60");
+    assert_eq!(all_sent(&outgoing, &service, 5).join_all().await.len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_the_limiter_ends_the_wait_for_the_service() {
+    let limiter = Limiter::in_memory();
+    let client = Outgoing::new(limiter.clone()).layer(Few::new(0, MS, ""));
+    let call = tokio::spawn(client.oneshot(request()));
+    sleep(SECOND).await;
+    limiter.close().await;
+    let refused = timeout(60 * SECOND, call).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(refused, OutgoingError::Refused(_)));
 }
