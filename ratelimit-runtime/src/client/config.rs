@@ -176,8 +176,8 @@ impl Outgoing {
     /// body. After a refusal the pause of the upstream is waited for. Otherwise, and over
     /// [`Limiter::unlimited`], a random time of up to 100 ms, which doubles with each retry.
     ///
-    /// The response before a retry is kept until the retry is sent, or waits for the inner service of a layer. Meanwhile
-    /// its body may hold what other calls of that service wait for.
+    /// The response before a retry is kept until the retry is sent, or waits for the inner service of a layer.
+    /// Meanwhile its body may hold what other calls of that service wait for.
     pub fn retries(self, retries: u32) -> Self {
         self.with(|config| config.retries = retries)
     }

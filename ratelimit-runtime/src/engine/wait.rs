@@ -103,7 +103,7 @@ impl AcquireRequest {
                 // If the caller leaves here, a charge that was sent stays, but for one that is settled later
                 // (abandon.rs), and one in several slots of a cluster (redis/multi_slot.rs), which are
                 // refunded. `position` leaves the queues.
-                let asked_at = self.clock().now();
+                let asked_at = self.clock().now(); // without an answer, it takes nothing from the time of the call
                 match self.ask_in_turn(charges, true).await {
                     (Resolution::Admitted(permit, at), answer) => {
                         position.admitted(&answer); // from here on, its slot keeps the order
@@ -116,9 +116,8 @@ impl AcquireRequest {
                     // It is still its turn afterwards. Those behind it wait for the store, too.
                     (Resolution::Undecided { error, max }, _) => {
                         position.store_is_away(&error);
-                        // The request had no answer, and takes nothing from the time of the call.
-                        let began = || OutageWait::new(self.clock().now(), asked_at);
-                        self.outage_wait = self.outage_wait.or(blocked_since).or_else(|| Some(began()));
+                        let began = Some(OutageWait::new(self.clock().now(), asked_at));
+                        self.outage_wait = self.outage_wait.or(blocked_since).or(began);
                         if !self.wait_for_store(max).await {
                             return Err(refusal(&self.rule(), error));
                         }
