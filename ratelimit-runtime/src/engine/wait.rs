@@ -60,8 +60,7 @@ impl AcquireRequest {
         loop {
             let (answer, mut sleeps_until) = (refused.take(), None);
             charges.iter_mut().for_each(|charge| self.limit_wait(charge));
-            let answer = answer.as_ref().map(|answer| (answer, changes));
-            let mut position = match engine.queues().join(id, &charges, answer) {
+            let mut position = match engine.queues().join(id, &charges, answer.as_ref().map(|known| (known, changes))) {
                 Ok(position) => position,
                 Err(refusal) => return Err(self.final_refusal(refusal).await),
             };
