@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use smallvec::SmallVec;
 
 /// The tick of an entry, and the total of all charges up to and including it.
-type LogEntry = (u64, u64);
+pub(super) type LogEntry = (u64, u64);
 
 /// The entries that count, the oldest first. Three of them take no allocation.
 ///

@@ -9,7 +9,7 @@ mod entries;
 use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
-use self::entries::LogEntries;
+use self::entries::{LogEntries, LogEntry};
 use super::{
     contract::{Ban, Evaluation, MemoryState},
     hold_set::HoldSet,
@@ -76,6 +76,19 @@ fn lifetime_ms(rule: &Rule) -> u64 {
     rule.period_ms() + 1
 }
 
+/// The entry up to which entries have an amount. `base` is the total before the first.
+#[inline]
+fn first_of(entries: &[LogEntry], base: u64, amount: u64) -> Option<&LogEntry> {
+    let first = entries.first()?;
+    if first.1 - base >= amount { Some(first) } else { later_of(entries, base, amount) }
+}
+
+/// [`first_of`], by a search.
+#[inline(never)] // the code of each call stays short
+fn later_of(entries: &[LogEntry], base: u64, amount: u64) -> Option<&LogEntry> {
+    entries.get(entries.partition_point(|(_, total)| total - base < amount))
+}
+
 impl SlidingLog {
     fn holds(&self) -> &HoldSet {
         self.holds.as_ref().map_or(&NO_HOLDS, |holds| &holds.set)
@@ -117,22 +130,9 @@ impl SlidingLog {
     }
 
     /// Time until entries of an amount have expired. `None` if they have less.
-    #[inline]
     fn entries_free_ms(&self, layout: &LogLayout, now: u64, amount: u64) -> Option<u64> {
-        if amount == 0 {
-            return Some(0);
-        }
-        let needed = match self.entries.first() {
-            Some((_, total)) if total - self.base >= amount => 0,
-            _ => self.first_of(amount),
-        };
-        self.entries.get(needed).map(|(time, _)| layout.wait_ms(*time, now))
-    }
-
-    /// The number of entries before the one up to which they have an amount.
-    #[inline(never)] // the code of each call stays short
-    fn first_of(&self, amount: u64) -> usize {
-        self.entries.partition_point(|(_, total)| total - self.base < amount)
+        let first = first_of(&self.entries, self.base, amount);
+        if amount == 0 { Some(0) } else { first.map(|(time, _)| layout.wait_ms(*time, now)) }
     }
 
     /// Time until an amount has expired of both entries and holds.
@@ -283,11 +283,14 @@ impl MemoryState for SlidingLog {
         let layout = LogLayout::of(rule.period_ms());
         let now = layout.tick(now_us);
         self.drop_expired_entries(&layout, now);
-        let (used, count) = (self.used(), rule.count());
+        // Looked up once: they lie in the slot, or elsewhere.
+        let (entries, base, count) = (&*self.entries, self.base, rule.count());
+        let used = entries.last().map_or(0, |(_, total)| total - base);
         let remaining = count.saturating_sub(used);
         if cost > remaining {
             let short = used.saturating_add(cost).saturating_sub(count).min(used);
-            return Some(Outcome::denied(remaining, self.entries_free_ms(&layout, now, short).unwrap_or_default()));
+            let freed_by = first_of(entries, base, short).filter(|_| short > 0);
+            return Some(Outcome::denied(remaining, freed_by.map_or(0, |(time, _)| layout.wait_ms(*time, now))));
         }
         let receipt = self.add(rule, cost, now_us);
         Some(Outcome::admitted(remaining - cost, layout.wait_ms(receipt[0], now), receipt))
