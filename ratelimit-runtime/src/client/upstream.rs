@@ -148,7 +148,7 @@ impl UpstreamState {
     ///
     /// A future that is dropped may have taken a credit, which is not returned.
     pub(super) async fn admit(self: &Arc<Self>, until: Option<Duration>) -> Result<Admission, RequestPerMinute> {
-        if !self.counters.are_counted() {
+        if !self.are_counted() {
             return Ok(self.admission(Duration::ZERO, 0, None, None));
         }
         let counters = self.counters.until(until);
@@ -272,7 +272,7 @@ impl UpstreamState {
     ///
     /// A future that is dropped has told other processes a part of it.
     pub(super) async fn learn(&self, admission: &mut Admission, said: &Announcement) -> Result<(), RequestPerMinute> {
-        if !self.counters.are_counted() {
+        if !self.are_counted() {
             return Ok(());
         }
         if said.is_refusal {

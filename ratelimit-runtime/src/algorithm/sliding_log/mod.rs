@@ -76,14 +76,26 @@ fn lifetime_ms(rule: &Rule) -> u64 {
     rule.period_ms() + 1
 }
 
-/// The entry up to which entries have an amount. `base` is the total before the first.
+/// Sum of entries. `base` is the total before the first.
 #[inline]
-fn first_of(entries: &[LogEntry], base: u64, amount: u64) -> Option<&LogEntry> {
-    let first = entries.first()?;
-    if first.1 - base >= amount { Some(first) } else { later_of(entries, base, amount) }
+fn sum_of(entries: &[LogEntry], base: u64) -> u64 {
+    entries.last().map_or(0, |(_, total)| total - base)
 }
 
-/// [`first_of`], by a search.
+/// Time until entries of an amount have expired. `None` if they have less.
+#[inline]
+fn free_ms(entries: &[LogEntry], base: u64, layout: &LogLayout, now: u64, amount: u64) -> Option<u64> {
+    if amount == 0 {
+        return Some(0);
+    }
+    let (time, _) = match entries.first()? {
+        first if first.1 - base >= amount => first,
+        _ => later_of(entries, base, amount)?,
+    };
+    Some(layout.wait_ms(*time, now))
+}
+
+/// The entry up to which entries have an amount.
 #[inline(never)] // the code of each call stays short
 fn later_of(entries: &[LogEntry], base: u64, amount: u64) -> Option<&LogEntry> {
     entries.get(entries.partition_point(|(_, total)| total - base < amount))
@@ -124,15 +136,8 @@ impl SlidingLog {
     }
 
     /// Sum of the entries that are stored.
-    #[inline]
     fn used(&self) -> u64 {
-        self.entries.last().map_or(0, |(_, total)| total - self.base)
-    }
-
-    /// Time until entries of an amount have expired. `None` if they have less.
-    fn entries_free_ms(&self, layout: &LogLayout, now: u64, amount: u64) -> Option<u64> {
-        let first = first_of(&self.entries, self.base, amount);
-        if amount == 0 { Some(0) } else { first.map(|(time, _)| layout.wait_ms(*time, now)) }
+        sum_of(&self.entries, self.base)
     }
 
     /// Time until an amount has expired of both entries and holds.
@@ -149,7 +154,7 @@ impl SlidingLog {
             freed += amount;
             ended.push((freed, self.holds().counts_until_ms(ends_ms) - millis));
         }
-        let rest_ms = |freed: u64| self.entries_free_ms(layout, now, short.saturating_sub(freed));
+        let rest_ms = |freed: u64| free_ms(&self.entries, self.base, layout, now, short.saturating_sub(freed));
         // The more holds the wait includes, the fewer entries it needs.
         let at = ended.partition_point(|&(freed, after_ms)| rest_ms(freed).is_none_or(|rest_ms| rest_ms > after_ms));
         let by_holds = ended.get(at).map(|&(_, after_ms)| after_ms);
@@ -285,12 +290,12 @@ impl MemoryState for SlidingLog {
         self.drop_expired_entries(&layout, now);
         // Looked up once: they lie in the slot, or elsewhere.
         let (entries, base, count) = (&*self.entries, self.base, rule.count());
-        let used = entries.last().map_or(0, |(_, total)| total - base);
+        let used = sum_of(entries, base);
         let remaining = count.saturating_sub(used);
         if cost > remaining {
             let short = used.saturating_add(cost).saturating_sub(count).min(used);
-            let freed_by = first_of(entries, base, short).filter(|_| short > 0);
-            return Some(Outcome::denied(remaining, freed_by.map_or(0, |(time, _)| layout.wait_ms(*time, now))));
+            let free_ms = free_ms(entries, base, &layout, now, short);
+            return Some(Outcome::denied(remaining, free_ms.unwrap_or_default()));
         }
         let receipt = self.add(rule, cost, now_us);
         Some(Outcome::admitted(remaining - cost, layout.wait_ms(receipt[0], now), receipt))

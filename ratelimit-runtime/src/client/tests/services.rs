@@ -124,19 +124,14 @@ async fn a_call_that_found_the_service_broken_is_not_in_flight() {
 /// The body of its response has the only place of the service.
 #[tokio::test(start_paused = true)]
 async fn a_retry_does_not_wait_for_the_response_before_it() {
-    let (few, outgoing) = (Few::new(1, MS, ""), Outgoing::new(Limiter::in_memory()).retries(1));
-    let places = Arc::clone(&few.places);
-    let service = Holds { few, places };
+    let (service, outgoing) = (Holds(Few::new(1, MS, "")), Outgoing::new(Limiter::in_memory()).retries(1));
     let answer = timeout(60 * SECOND, outgoing.layer(service).oneshot(request())).await.unwrap().unwrap();
     assert_eq!(answer.status(), 503);
 }
 
 /// [`Few`], whose responses keep the place.
 #[derive(Clone)]
-struct Holds {
-    few: Few,
-    places: Arc<Semaphore>,
-}
+struct Holds(Few);
 
 impl Service<Request<()>> for Holds {
     type Response = Response<Option<OwnedSemaphorePermit>>;
@@ -144,12 +139,12 @@ impl Service<Request<()>> for Holds {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ()>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        self.few.poll_ready(context)
+        self.0.poll_ready(context)
     }
 
     fn call(&mut self, _: Request<()>) -> Self::Future {
-        let place = self.few.place.take();
-        assert_eq!(self.places.available_permits(), 0);
+        let place = self.0.place.take();
+        assert_eq!(self.0.places.available_permits(), 0);
         Box::pin(async move { Ok(Response::builder().status(503).body(place).unwrap()) })
     }
 }
