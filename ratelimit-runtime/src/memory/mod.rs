@@ -327,15 +327,11 @@ impl Memory {
         receipt: [u64; 2],
         now_us: u64,
     ) -> u64 {
-        let refunded = shard.update(id, rule, |state| {
-            let back = if state.is_fresh(now_us) { 0 } else { state.refund(rule, cost, receipt, now_us) };
-            (back, state.is_fresh(now_us))
-        });
-        let Some((back, is_fresh)) = refunded else { return 0 };
-        if is_fresh {
-            self.remove(shard, id);
-        }
-        back
+        let refund = |state: &mut dyn MemoryState| match state.is_fresh(now_us) {
+            true => 0,
+            false => state.refund(rule, cost, receipt, now_us),
+        };
+        shard.update(id, rule, refund).unwrap_or(0)
     }
 
     /// Refunds a charge, or releases its hold. Returns the amount that still counted.
@@ -357,18 +353,12 @@ impl Memory {
         used: u64,
         now_us: u64,
     ) -> u64 {
-        let settle = |state: &mut dyn MemoryState| (state.settle(rule, hold, used, now_us), state.is_fresh(now_us));
-        let (still_held, is_fresh) = match shard.update(id, rule, settle) {
+        let settle = |state: &mut dyn MemoryState| state.settle(rule, hold, used, now_us);
+        match shard.update(id, rule, settle) {
             // The amount used is not counted if there is no room for a counter.
-            None if used > 0 && !hold.is_retry => {
-                self.insert_new(shard, id, rule, now_us, settle).unwrap_or((0, false))
-            }
-            settled => settled.unwrap_or((0, false)),
-        };
-        if is_fresh {
-            self.remove(shard, id);
+            None if used > 0 && !hold.is_retry => self.insert_new(shard, id, rule, now_us, settle).unwrap_or(0),
+            settled => settled.unwrap_or(0),
         }
-        still_held
     }
 }
 
