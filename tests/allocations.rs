@@ -90,12 +90,17 @@ fn an_admitted_call_of_several_limits_allocates_nothing() {
     assert_eq!(allocations(|| now(three(&limiter, 1)).unwrap()), 0);
 }
 
-/// The charges of the call are the receipt of its permit.
 #[test]
-fn the_place_of_a_call_that_runs_alone_is_one_allocation() {
+fn a_place_allocates_nothing() {
+    #[limit_concurrent_requests(prefix = "place", count = 2, lease = "1h", limiter = limiter)]
+    async fn place(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
     let limiter = Limiter::in_memory();
     let rule = Rule::new("item", 2, Duration::from_secs(3600)).with_algorithm(Algorithm::Concurrent);
-    assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap())), 100);
+    assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap())), 0);
+    assert_eq!(allocations(|| now(place(&limiter)).unwrap()), 0);
 }
 
 #[test]
@@ -103,6 +108,9 @@ fn a_permit_of_two_rules_is_one_allocation() {
     let limiter = Limiter::in_memory();
     let [daily, all] = ["daily", "all"].map(|prefix| Rule::new(prefix, MILLION, DAY));
     let charges = [(&daily, Key::new(4711), 1), (&all, Key::NONE, 1)];
+    assert_eq!(allocations(|| drop(now(limiter.acquire_all(&charges)).unwrap())), 100);
+    let place = Rule::new("place", 2, DAY).with_algorithm(Algorithm::Concurrent);
+    let charges = [(&daily, Key::new(4711), 1), (&place, Key::new(4711), 1)];
     assert_eq!(allocations(|| drop(now(limiter.acquire_all(&charges)).unwrap())), 100);
 }
 

@@ -34,8 +34,8 @@ pub(crate) trait Backend {
     /// Charges several counters if all costs fit. With [`Attempt::Decided`] the outcome of each is set. One
     /// that fits was charged only if all do.
     ///
-    /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, and for
-    /// slots and places that are not denied.
+    /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, for slots
+    /// that are not denied, and for free places that the caller can't hold.
     fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {
         Attempt::Unsupported
     }
@@ -119,6 +119,7 @@ impl<'a> Query<'a> {
 }
 
 /// The numbers by which a charge of one counter is refunded.
+#[derive(Clone, Copy)]
 pub(crate) struct CounterReceipt {
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
@@ -133,6 +134,11 @@ impl CounterReceipt {
     pub(crate) fn new(id: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
         let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
         Self { id, cost, receipt, count, period_ms, algorithm }
+    }
+
+    /// Whether it is a place, which its refund frees.
+    pub(crate) fn is_place(&self) -> bool {
+        self.rule().is_concurrent()
     }
 
     /// The rule without its name.

@@ -154,7 +154,7 @@ pub(crate) fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    let Err(refusal) = attempt_all(engine, charges.len(), |at| charges[at], |_| ())? else {
+    let Err(refusal) = attempt_all(engine, charges.len(), |at| charges[at], false, |_| ())? else {
         return Some(Decided::Admitted);
     };
     observe::refused(refused.insert(refusal));
@@ -164,8 +164,8 @@ pub(crate) fn try_acquire_all(
 /// The one attempt on several charges, in the memory store. `None` if the general way has to decide:
 /// see [`try_charge`], and also
 ///
-/// - costs that are settled later, slots and places beside other charges, rules with `prefetch`, and costs
-///   above the limit;
+/// - costs that are settled later, slots beside other charges, places unless the caller `can_hold` them, rules
+///   with `prefetch`, and costs above the limit;
 /// - refusals by several rules;
 /// - see [`Backend::try_charge_all`](crate::backend::Backend::try_charge_all).
 #[inline(always)]
@@ -174,13 +174,14 @@ pub(super) fn attempt_all<'a, T>(
     engine: &Engine,
     number: usize,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
+    can_hold: bool,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     engine.memory()?;
     if engine.settings().rules_may_differ() {
-        return attempt_applied(engine, number, charge, admit);
+        return attempt_applied(engine, number, charge, can_hold, admit);
     }
-    attempt_rules(engine, number, charge, admit)
+    attempt_rules(engine, number, charge, can_hold, admit)
 }
 
 /// [`attempt_all`], by the rules as they apply now.
@@ -189,6 +190,7 @@ fn attempt_applied<'a, T>(
     engine: &Engine,
     number: usize,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
+    can_hold: bool,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     let rules = engine.settings().rules_now();
@@ -200,7 +202,7 @@ fn attempt_applied<'a, T>(
         }
         applied.push(rules.applied(rule, key.counter_key()?, kind)?);
     }
-    attempt_rules(engine, number, |at| BorrowedCharge { rule: &applied[at], ..charge(at) }, admit)
+    attempt_rules(engine, number, |at| BorrowedCharge { rule: &applied[at], ..charge(at) }, can_hold, admit)
 }
 
 /// Attempts some charges, by code for each number of them: lists of unknown length take longer than the
@@ -211,14 +213,15 @@ fn attempt_rules<'a, T>(
     engine: &Engine,
     number: usize,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
+    can_hold: bool,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     const { assert!(MAX_AT_ONCE == 4) };
     match number {
-        1 => attempt_some::<1, T>(engine, charge, admit),
-        2 => attempt_some::<2, T>(engine, charge, admit),
-        3 => attempt_some::<3, T>(engine, charge, admit),
-        4 => attempt_some::<4, T>(engine, charge, admit),
+        1 => attempt_some::<1, T>(engine, charge, can_hold, admit),
+        2 => attempt_some::<2, T>(engine, charge, can_hold, admit),
+        3 => attempt_some::<3, T>(engine, charge, can_hold, admit),
+        4 => attempt_some::<4, T>(engine, charge, can_hold, admit),
         _ => None,
     }
 }
@@ -228,6 +231,7 @@ fn attempt_rules<'a, T>(
 fn attempt_some<'a, const N: usize, T>(
     engine: &Engine,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
+    can_hold: bool,
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
     let mut queries = [Query::NONE; N];
@@ -237,12 +241,15 @@ fn attempt_some<'a, const N: usize, T>(
         if !can_be_attempted(rule, cost) || rule.prefetch() > 1 || cost > rule.limit() {
             return None;
         }
-        // A place that is free is not taken here. Beside others, they would be charged in vain.
-        if N > 1 && !rule.decides_at_once() {
+        // What can't be given here would be tried in vain, and others beside it charged and refunded.
+        if N > 1 && !rule.decides_at_once() && !(can_hold && rule.is_concurrent()) {
             return None;
         }
         // Its other fields stay as they are: writing all of them takes long.
         (query.rule, query.key, query.id, query.cost) = (rule, key, CounterId::new_inline(rule, key), cost);
+        if can_hold {
+            query.can_hold = true;
+        }
     }
     let settlements = engine.settlements(); // mostly empty: one test for all counters, not one for each
     if !settlements.is_empty() && queries.iter().any(|query| settlements.has(query.id)) {
@@ -250,10 +257,11 @@ fn attempt_some<'a, const N: usize, T>(
     }
     match engine.backend().try_charge_all(&mut queries) {
         Attempt::Decided if queries.iter().all(|query| query.outcome.fits()) => {
+            let admitted = admit(&queries); // before the recorder, which may panic: it keeps the places
             for query in &queries {
                 observe::admitted(query.rule, query.outcome.remaining.value());
             }
-            Some(Ok(admit(&queries)))
+            Some(Ok(admitted))
         }
         Attempt::Decided => {
             let mut refusing = queries.iter().filter(|query| !query.outcome.fits());

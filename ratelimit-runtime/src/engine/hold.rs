@@ -29,6 +29,28 @@ use crate::{
 
 type EngineHold = renewals::HeldCharge<EngineRef>;
 
+/// A place of the memory store that an attempt has taken. Dropping it frees the place.
+pub(super) struct HeldPlace {
+    engine: EngineRef,
+    receipt: CounterReceipt,
+}
+
+impl HeldPlace {
+    pub(super) fn new(engine: EngineRef, receipt: CounterReceipt) -> Self {
+        Self { engine, receipt }
+    }
+
+    pub(super) fn cost(&self) -> u64 {
+        self.receipt.cost
+    }
+}
+
+impl Drop for HeldPlace {
+    fn drop(&mut self) {
+        self.engine.refund_receipt_in_background(self.receipt.into());
+    }
+}
+
 /// The charges of one call that are settled later: when this is dropped.
 pub(crate) struct Holding {
     engine: EngineRef,
@@ -44,8 +66,6 @@ pub(crate) struct Holding {
 
 /// The location of the charges, which decides how they are settled.
 enum HoldState {
-    /// A place of the memory store, taken by an attempt. Dropping frees it at once.
-    Place(CounterReceipt),
     /// In this process. Dropping settles them at once.
     Local(Charges),
     /// At a store: holds, which are renewed, and charges to be refunded. Dropping hands them to a
@@ -88,13 +108,6 @@ impl Holding {
         Self { engine, origin, began_at, granted, amount, reported: None, state }
     }
 
-    /// Takes over a place that an attempt was given.
-    pub(super) fn of_place(engine: EngineRef, receipt: CounterReceipt) -> Self {
-        let (began_at, granted, amount) = (Duration::ZERO, Duration::MAX, receipt.cost); // no time is charged
-        let state = HoldState::Place(receipt);
-        Self { engine, origin: Origin::Store, began_at, granted, amount, reported: None, state }
-    }
-
     /// The time that a call charged by elapsed time may still use.
     pub(crate) fn remaining_time(&self) -> Duration {
         if self.granted == Duration::MAX {
@@ -115,14 +128,13 @@ impl Holding {
                 let now_us = self.engine.settings().clock.now_us();
                 held.iter().all(|held| held.is_held(now_us))
             }
-            HoldState::Place(_) => true,
             HoldState::Settled => false,
         }
     }
 
     #[cfg(feature = "tower")]
     pub(super) fn has_place(&self) -> bool {
-        matches!(self.state, HoldState::Place(_)) || self.charges().any(|charge| charge.rule.is_concurrent())
+        self.charges().any(|charge| charge.rule.is_concurrent())
     }
 
     /// The amount at the start, over all counters.
@@ -130,13 +142,13 @@ impl Holding {
         self.amount
     }
 
-    /// The charges that are settled later. A place that an attempt was given is not among them.
+    /// The charges that are settled later.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(super) fn charges(&self) -> impl Iterator<Item = &Charge> {
         let (charges, held): (&[Charge], &[Arc<EngineHold>]) = match &self.state {
             HoldState::Local(charges) => (charges, &[]),
             HoldState::Remote { held, unheld, .. } => (unheld, held),
-            HoldState::Place(_) | HoldState::Settled => (&[], &[]),
+            HoldState::Settled => (&[], &[]),
         };
         charges.iter().chain(held.iter().map(|held| &held.charge))
     }
@@ -150,7 +162,7 @@ impl Holding {
                 unheld
             }
             HoldState::Remote { process, unheld, .. } if *process == process::id() => mem::take(unheld),
-            HoldState::Remote { .. } | HoldState::Place(_) | HoldState::Settled => Charges::default(),
+            HoldState::Remote { .. } | HoldState::Settled => Charges::default(),
         };
         self.amount -= charges.iter().map(|charge| charge.cost).sum::<u64>();
         (self.engine.clone(), charges, self.origin)
@@ -196,10 +208,6 @@ impl Holding {
         result_sender: Option<oneshot::Sender<Result<(), StoreError>>>,
     ) -> Option<Rule> {
         match mem::replace(&mut self.state, HoldState::Settled) {
-            HoldState::Place(receipt) => {
-                self.engine.refund_receipt_in_background(receipt.into());
-                None
-            }
             HoldState::Local(charges) => {
                 for charge in charges.iter() {
                     drop(self.engine.settle(charge.clone(), used.of(charge), self.origin));
@@ -232,8 +240,7 @@ impl Drop for Holding {
     /// The call has ended, failed, panicked or was cancelled. `Elapsed` is charged its time, other
     /// costs what was recorded, or else all of it.
     fn drop(&mut self) {
-        let elapsed_ms = if let HoldState::Place(_) = self.state { 0 } else { self.elapsed_ms() };
-        self.finish(UsedAmount { elapsed_ms, reported: self.reported }, None);
+        self.finish(UsedAmount { elapsed_ms: self.elapsed_ms(), reported: self.reported }, None);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{
     backend_kind::BackendReceipt,
     core::{EngineRef, Origin},
-    hold::Holding,
+    hold::{HeldPlace, Holding},
     several::SeveralCharges,
 };
 use crate::{
@@ -52,6 +52,8 @@ pub(super) enum Receipt {
     Nothing,
     /// One charge that the backend has decided by itself.
     Backend(EngineRef, BackendReceipt),
+    /// One place of the memory store. Dropping it frees the place.
+    Place(HeldPlace),
     /// Several charges that the backend has decided by itself.
     Several(Box<SeveralCharges>),
     /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
@@ -133,7 +135,7 @@ impl Permit {
     #[inline(never)] // the code of other calls stays short
     pub(super) fn of_place(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: Outcome) -> Self {
         let receipt = CounterReceipt::new(id, rule, cost, outcome.receipt);
-        Self::new(rule.limit(), &outcome, OtherReceipt::Hold(Holding::of_place(engine, receipt), None).into())
+        Self::new(rule.limit(), &outcome, Receipt::Place(HeldPlace::new(engine, receipt)))
     }
 
     /// For a call without a charge, with the numbers of a decision.
@@ -149,13 +151,17 @@ impl Permit {
     /// True if something is held until the permit is dropped.
     #[cfg(feature = "tower")]
     pub(crate) fn holds(&self) -> bool {
-        self.holding().is_some()
+        self.holding().is_some() || self.holds_place()
     }
 
     /// True if a place is held until the permit is dropped.
     #[cfg(feature = "tower")]
     pub(crate) fn holds_place(&self) -> bool {
-        self.holding().is_some_and(Holding::has_place)
+        match &self.receipt {
+            Receipt::Place(_) => true,
+            Receipt::Several(charges) => charges.has_place(),
+            _ => self.holding().is_some_and(Holding::has_place),
+        }
     }
 
     fn holding(&self) -> Option<&Holding> {
@@ -172,7 +178,7 @@ impl Permit {
             Some((charge.rule, charge.cost))
         }
         match &self.receipt {
-            Receipt::Nothing => None,
+            Receipt::Nothing | Receipt::Place(_) => None,
             Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
             Receipt::Several(charges) => charges.most_restrictive,
             Receipt::Other(receipt) => match &**receipt {
@@ -360,6 +366,7 @@ impl Permit {
         let receipt = match self.receipt {
             Receipt::Backend(engine, receipt) => return engine.refund_receipt(receipt).await,
             Receipt::Several(charges) => return charges.refund().await,
+            Receipt::Place(place) => return Ok(place.cost()),
             receipt => receipt.into_other(),
         };
         match receipt {

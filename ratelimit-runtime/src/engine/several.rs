@@ -1,6 +1,6 @@
 //! Several charges of one call: before they are decided, and as the receipt of its permit.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Several charges, or holds, of one call. Two of them have one allocation, which passes from the call to its
-/// permit.
+/// permit. Dropping it frees the places that were taken.
 pub(super) struct SeveralCharges {
     engine: EngineRef,
     requests: ChargeRequests,
@@ -58,9 +58,10 @@ impl SeveralCharges {
         }
         let Self { engine, requests, receipts, most_restrictive, .. } = self;
         let admit = |queries: &[Query<'_>]| {
-            // The order of `most_restrictive` in `permit.rs`. Here are no places and no shadow rules.
-            let room =
-                |query: &&Query<'_>| (query.outcome.remaining.value(), u64::MAX - query.outcome.reset_after_ms.value());
+            // The order of `most_restrictive` in `permit.rs`. Here are no shadow rules.
+            let room = |Query { rule, outcome, .. }: &&Query<'_>| {
+                (rule.is_concurrent(), outcome.remaining.value(), u64::MAX - outcome.reset_after_ms.value())
+            };
             let least = queries.iter().min_by_key(room)?;
             *most_restrictive = Some((*least.rule, least.cost));
             for query in queries {
@@ -68,41 +69,57 @@ impl SeveralCharges {
             }
             Some((least.rule.limit(), least.outcome))
         };
-        attempt_all(engine, requests.len(), |at| requests[at].borrowed(), admit)?.transpose()
+        attempt_all(engine, requests.len(), |at| requests[at].borrowed(), true, admit)?.transpose()
     }
 
     /// The request of the general way.
-    pub(super) fn into_request(self: Box<Self>, options: AcquireOptions) -> AcquireRequest {
-        let Self { engine, requests, on_busy, .. } = *self;
-        AcquireRequest::new(engine, requests.into_iter().map(AppliedCharge::from).collect(), options, on_busy)
+    pub(super) fn into_request(mut self: Box<Self>, options: AcquireOptions) -> AcquireRequest {
+        let charges = mem::take(&mut self.requests).into_iter().map(AppliedCharge::from).collect();
+        AcquireRequest::new(self.engine.clone(), charges, options, self.on_busy)
     }
 
-    /// Refunds the charges. Returns the amount that still counted.
+    #[cfg(feature = "tower")]
+    pub(super) fn has_place(&self) -> bool {
+        self.receipts.iter().any(CounterReceipt::is_place)
+    }
+
+    /// Refunds the charges, then frees the places. Returns the amount that still counted, and that of all places.
     pub(super) async fn refund(self: Box<Self>) -> Result<u64, RequestPerMinute> {
-        let Self { engine, receipts, .. } = *self;
         let mut refunded = Ok(0);
-        for receipt in receipts {
-            let amount = engine.refund_receipt(receipt.into()).await;
+        for receipt in &self.receipts {
+            let amount = match receipt {
+                place if place.is_place() => Ok(place.cost),
+                charge => self.engine.refund_receipt((*charge).into()).await,
+            };
             refunded = refunded.and_then(|others| Ok(others + amount?));
         }
         refunded
     }
 
+    /// Refunds the charges, then frees the places.
     pub(super) fn refund_in_background(self: Box<Self>) {
-        for receipt in self.receipts {
-            self.engine.refund_receipt_in_background(receipt.into());
+        for charge in self.receipts.iter().filter(|receipt| !receipt.is_place()) {
+            self.engine.refund_receipt_in_background((*charge).into());
         }
     }
 
     /// Splits off the charge of a counter.
     #[cfg(feature = "client")]
-    pub(super) fn split(self: Box<Self>, counter: CounterId) -> (Box<Self>, Box<Self>) {
-        let Self { engine, on_busy, receipts, most_restrictive, .. } = *self;
-        let (its, rest) = receipts.into_iter().partition(|receipt| receipt.id == counter);
+    pub(super) fn split(mut self: Box<Self>, counter: CounterId) -> (Box<Self>, Box<Self>) {
+        let (its, rest) = mem::take(&mut self.receipts).into_iter().partition(|receipt| receipt.id == counter);
+        let Self { engine, on_busy, most_restrictive, .. } = &*self;
         let of = |receipts| {
             let (engine, requests) = (engine.clone(), ChargeRequests::new());
-            Box::new(Self { engine, requests, on_busy, receipts, most_restrictive })
+            Box::new(Self { engine, requests, on_busy: *on_busy, receipts, most_restrictive: *most_restrictive })
         };
         (of(its), of(rest))
+    }
+}
+
+impl Drop for SeveralCharges {
+    fn drop(&mut self) {
+        for place in self.receipts.iter().filter(|receipt| receipt.is_place()) {
+            self.engine.refund_receipt_in_background((*place).into());
+        }
     }
 }

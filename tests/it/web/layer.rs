@@ -351,11 +351,12 @@ async fn a_place_is_held_until_an_upgraded_connection_is_closed() {
         (answer.lines().next().unwrap().to_owned(), stream)
     }
 
-    // Whichever of two layers has the fewer places.
-    for [inner, outer] in [[1, 5], [5, 1]] {
+    // Whichever of two layers has the fewer places, and whether it has another limit.
+    for (limits, [inner, outer]) in [(1, [1, 5]), (1, [5, 1]), (2, [1, 5])] {
         let layer = |count: u64| {
             let places = Rule::new("sockets", count, MINUTE).with_algorithm(Algorithm::Concurrent);
-            RateLimitLayer::new([Limit::new(places)]).limiter(Limiter::in_memory())
+            let limits = [places, Rule::new("rate", 1_000, MINUTE)].into_iter().take(limits).map(Limit::new);
+            RateLimitLayer::new(limits).limiter(Limiter::in_memory())
         };
         let address = serve(Router::new().fallback(echo).layer(layer(inner)).layer(layer(outer))).await;
         let (first, mut stream) = connect(address).await;

@@ -147,6 +147,8 @@ async fn a_refused_place_charges_no_quota_and_refused_quota_takes_no_place() {
         };
         let place = Rule::new("joined", 1, LEASE).with_algorithm(Algorithm::Concurrent);
         let permit = both().await.unwrap();
+        // Its numbers are those of the quota, though no place is left.
+        assert_eq!((permit.limit(), permit.remaining()), (3, 2), "{}", timed.name());
         assert_eq!(exceeded(both().await).rule(), "joined");
         assert_eq!(remaining(limiter, &rate, id).await, 2);
         drop(permit);
