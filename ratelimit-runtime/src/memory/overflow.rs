@@ -39,6 +39,8 @@ pub(super) struct Overflow {
 #[derive(Debug)]
 struct PeriodTable {
     period_ms: u64,
+    /// The latest span of any cell. A cell that seems to be later is of long ago.
+    latest: AtomicU64,
     cells: Box<[AtomicU64]>,
 }
 
@@ -54,7 +56,7 @@ struct OverflowCell {
 const SPAN_BITS: u32 = 24;
 const COUNT_BITS: u32 = 20;
 const SPANS: u64 = 1 << SPAN_BITS;
-/// A cell is ahead of a call by fewer spans, or else it is of long ago.
+/// A cell is ahead of a call by at most so many spans, or else it is of long ago.
 const MOST_AHEAD: u64 = SPANS / 16;
 /// The largest time by which one thread's clock is behind another's, if the clock is not set back.
 const LATEST_MS: u64 = 60_000;
@@ -70,20 +72,22 @@ impl OverflowCell {
         self.span << (2 * COUNT_BITS) | self.before << COUNT_BITS | self.now
     }
 
-    /// The cell as it is in this span. Of a cell that is ahead, all charges count as made now.
-    fn at(self, span: u64) -> Self {
+    /// The cell as it is in this span. Of a cell that is ahead, all charges count as made now. `latest`: the latest
+    /// span of its table.
+    fn at(self, span: u64, latest: u64) -> Self {
+        let at = span % SPANS;
         match span.wrapping_sub(self.span) % SPANS {
             0 => self,
-            1 => Self { span, before: self.now, now: 0 },
-            since if since < SPANS - MOST_AHEAD => Self { span, before: 0, now: 0 },
-            _ => Self { span, before: 0, now: (self.before + self.now).min(LARGEST_COUNT) },
+            1 => Self { span: at, before: self.now, now: 0 },
+            _ if self.ahead_of(span, latest) == 0 => Self { span: at, before: 0, now: 0 },
+            _ => Self { span: at, before: 0, now: (self.before + self.now).min(LARGEST_COUNT) },
         }
     }
 
-    /// Number of spans that the cell is ahead of this one.
-    fn ahead_of(self, span: u64) -> u64 {
+    /// Number of spans that the cell is ahead of this one. `latest`: the latest span of its table.
+    fn ahead_of(self, span: u64, latest: u64) -> u64 {
         let ahead = self.span.wrapping_sub(span) % SPANS;
-        if ahead <= MOST_AHEAD { ahead } else { 0 }
+        if ahead <= latest.saturating_sub(span).min(MOST_AHEAD) { ahead } else { 0 }
     }
 }
 
@@ -106,7 +110,7 @@ impl Overflow {
             return Some(found);
         }
         let charged = OverflowCell { now: counted.now + query.cost, ..counted };
-        raise(cells, charged);
+        table.raise(cells, charged, now_ms / table.period_ms);
         let left = table.evaluate(query.rule, 0, charged, now_ms).decision;
         Some(Evaluation { decision: left, ..found })
     }
@@ -142,7 +146,7 @@ impl Overflow {
         let period_ms = rule.period_ms();
         let new = || {
             let cells = (0..ROWS * self.cells_in_row).map(|_| AtomicU64::new(0)).collect();
-            PeriodTable { period_ms, cells }
+            PeriodTable { period_ms, latest: AtomicU64::new(0), cells }
         };
         self.tables.iter().map(|table| table.get_or_init(new)).find(|table| table.period_ms == period_ms)
     }
@@ -166,17 +170,19 @@ impl PeriodTable {
     /// call is made in that span: its charge counts for longer. Only a clock that was set back by more
     /// takes cells back.
     fn read(&self, cells: [&AtomicU64; ROWS], now_ms: u64) -> (OverflowCell, u64) {
-        let span = now_ms / self.period_ms % SPANS;
+        let span = now_ms / self.period_ms;
         let late = (LATEST_MS / self.period_ms).max(1);
-        let found = cells.map(|cell| OverflowCell::of(cell.load(Ordering::Relaxed)));
-        let ahead = found.iter().map(|cell| cell.ahead_of(span)).filter(|ahead| *ahead <= late).max().unwrap_or(0);
-        let span = (span + ahead) % SPANS;
-        let mut lowest = OverflowCell { span, before: LARGEST_COUNT, now: LARGEST_COUNT };
+        let found = cells.map(|cell| OverflowCell::of(cell.load(Ordering::Acquire)));
+        let latest = self.latest.load(Ordering::Acquire); // after the cells, see `raise`
+        let ahead = found.iter().map(|cell| cell.ahead_of(span, latest));
+        let ahead = ahead.filter(|ahead| *ahead <= late).max().unwrap_or(0);
+        let span = span + ahead;
+        let mut lowest = OverflowCell { span: span % SPANS, before: LARGEST_COUNT, now: LARGEST_COUNT };
         for (cell, word) in cells.into_iter().zip(found) {
-            let found = word.at(span);
-            if word.ahead_of(span) > 0 {
+            let found = word.at(span, latest);
+            if word.ahead_of(span, latest) > 0 {
                 // Else its charges would count until the clock has caught up.
-                let _ = cell.compare_exchange(word.word(), found.word(), Ordering::Relaxed, Ordering::Relaxed);
+                let _ = cell.compare_exchange(word.word(), found.word(), Ordering::AcqRel, Ordering::Relaxed);
             }
             lowest.before = lowest.before.min(found.before);
             lowest.now = lowest.now.min(found.now);
@@ -195,30 +201,32 @@ impl PeriodTable {
         let retry_after_ms = until((now + cost).saturating_sub(count));
         Evaluation::new(rule, remaining, reset_after_ms, (cost > remaining).then_some(retry_after_ms))
     }
+
+    /// Raises the cells to what a counter has charged in a span.
+    fn raise(&self, cells: [&AtomicU64; ROWS], charged: OverflowCell, span: u64) {
+        // Before the cells: another thread that reads one of them also knows that it is not of long ago.
+        self.latest.fetch_max(span, Ordering::AcqRel);
+        for cell in cells {
+            let raised = |word| {
+                let (cell, latest) = (OverflowCell::of(word), self.latest.load(Ordering::Acquire));
+                let raised = match cell.ahead_of(span, latest) {
+                    0 => {
+                        let cell = cell.at(span, latest);
+                        OverflowCell { now: cell.now.max(charged.now), ..cell }
+                    }
+                    // Another thread has moved it on since it was read: the charge is of the span before.
+                    1 => OverflowCell { before: cell.before.max(charged.now), ..cell },
+                    _ => cell,
+                };
+                Some(raised.word())
+            };
+            let _ = cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, raised);
+        }
+    }
 }
 
 fn is_countable(query: &ChargeQuery<'_>) -> bool {
     // Only of fixed windows: all charges of a window end together.
     let is_window = capabilities(query.rule.algorithm()).has_prefetch;
     is_window && query.hold.is_none()
-}
-
-/// Raises the cells to what a counter has charged in a span.
-fn raise(cells: [&AtomicU64; ROWS], charged: OverflowCell) {
-    for cell in cells {
-        let raised = |word| {
-            let cell = OverflowCell::of(word);
-            let raised = match cell.ahead_of(charged.span) {
-                0 => {
-                    let cell = cell.at(charged.span);
-                    OverflowCell { now: cell.now.max(charged.now), ..cell }
-                }
-                // Another thread has moved it on since it was read: the charge is of the span before.
-                1 => OverflowCell { before: cell.before.max(charged.now), ..cell },
-                _ => cell,
-            };
-            Some(raised.word())
-        };
-        let _ = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raised);
-    }
 }

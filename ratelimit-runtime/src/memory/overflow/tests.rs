@@ -46,10 +46,14 @@ fn a_debt_is_counted_with_the_calls_of_its_counter() {
 
 #[test]
 fn a_charge_of_long_ago_does_not_count() {
-    for spans in [SPANS / 2, SPANS - MOST_AHEAD - 1] {
+    for spans in [SPANS / 2, SPANS - MOST_AHEAD - 1, SPANS - 5, SPANS - 1] {
         let overflow = Overflow::new(SPACIOUS);
+        let table = overflow.table(&RULE).unwrap();
         assert!(charge(&overflow, 1, COUNT, 0).fits);
-        assert!(charge(&overflow, 1, 1, spans * PERIOD_MS).fits, "{spans}");
+        let now_ms = spans * PERIOD_MS;
+        // Nor is it of a later span, in which other counters would have no charges yet.
+        assert_eq!(table.read(overflow.cells_of(table, id(1)), now_ms).1, now_ms, "{spans}");
+        assert!(charge(&overflow, 1, 1, now_ms).fits, "{spans}");
     }
 }
 
@@ -144,10 +148,10 @@ fn a_charge_counts_in_cells_that_were_moved_on_meanwhile() {
     for (moved, start_ms) in [(0, 10_000), (1, 20_000), (3, 40_000)] {
         let (counted, _) = table.read(cells, start_ms);
         for cell in cells.iter().take(moved) {
-            let later = OverflowCell::of(cell.load(Ordering::Relaxed)).at(counted.span + 1);
-            cell.store(later.word(), Ordering::Relaxed);
+            let later = OverflowCell::of(cell.load(Ordering::Relaxed)).at(start_ms / PERIOD_MS + 1, 0);
+            table.raise([cell; ROWS], later, start_ms / PERIOD_MS + 1);
         }
-        raise(cells, OverflowCell { now: counted.now + COUNT, ..counted });
+        table.raise(cells, OverflowCell { now: counted.now + COUNT, ..counted }, start_ms / PERIOD_MS);
         assert!(!charge(&overflow, 1, 1, start_ms).fits, "{moved}");
         assert!(!charge(&overflow, 1, 1, start_ms + PERIOD_MS).fits, "{moved}");
     }
@@ -170,6 +174,6 @@ fn a_cell_keeps_its_numbers_in_one_word() {
     let cell = OverflowCell { span: SPANS - 1, before: LARGEST_COUNT, now: 7 };
     let OverflowCell { span, before, now } = OverflowCell::of(cell.word());
     assert_eq!((span, before, now), (SPANS - 1, LARGEST_COUNT, 7));
-    let OverflowCell { span, before, now } = cell.at(0); // the next one
+    let OverflowCell { span, before, now } = cell.at(SPANS, 0); // the next one
     assert_eq!((span, before, now), (0, 7, 0));
 }
