@@ -4,6 +4,7 @@ use std::{
     env, fs,
     future::Future,
     pin::pin,
+    process::Command,
     sync::{Mutex, MutexGuard, PoisonError, mpsc},
     task::{Context, Poll, Waker},
     thread,
@@ -138,28 +139,59 @@ impl Store for Generous {
     }
 }
 
-/// As for a process that has all the file descriptors it may have.
+/// Runs it while the process may have no more file descriptors.
+fn without_descriptors<T>(act: impl FnOnce() -> T) -> T {
+    let usual = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..usual }).unwrap();
+    let done = act();
+    setrlimit(Resource::Nofile, usual).unwrap();
+    done
+}
+
+/// Runs it while the process has no memory for the stack of one more thread.
+fn without_threads<T>(act: impl FnOnce() -> T) -> T {
+    const LESS_THAN_A_STACK: u64 = 1 << 20;
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    let (usual, most) = (getrlimit(Resource::As), 1024 * size + LESS_THAN_A_STACK);
+    setrlimit(Resource::As, rustix::process::Rlimit { current: Some(most), ..usual }).unwrap();
+    let done = act();
+    setrlimit(Resource::As, usual).unwrap();
+    done
+}
+
+/// In one more process: a thread gets the stack of another one that has ended.
 #[test]
 fn what_needs_a_background_thread_is_refused_where_none_can_be_started() {
-    let _alone = alone();
+    const TEST: &str = "what_needs_a_background_thread_is_refused_where_none_can_be_started";
+    const HAS_NO_THREADS: &str = "RATELIMIT_NO_THREADS";
+    if env::var_os(HAS_NO_THREADS).is_none() {
+        let mut process = Command::new(env::current_exe().unwrap());
+        let ended = process.args(["--exact", TEST, "--test-threads=1"]).env(HAS_NO_THREADS, "").output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success() && said.contains("1 passed"), "{ended:?}");
+        return;
+    }
     let places = Rule::new("place", 1, Duration::from_secs(30)).with_algorithm(Algorithm::Concurrent);
     let prefetched = Rule::new("item", 100, Duration::from_secs(30)).with_prefetch(10);
     let limiter = Limiter::builder("memory://").on_store_error(OnStoreError::Deny).over(Generous).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (threads, usual) = (background_threads(), getrlimit(Resource::Nofile));
-    setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..usual }).unwrap();
-    let answers = runtime.block_on(async {
-        (limiter.acquire(&places, 1).await.map(drop), limiter.acquire(&prefetched, 1).await.map(drop))
-    });
-    let blocking = limiter.acquire_blocking(&prefetched, 1).map(drop);
-    setrlimit(Resource::Nofile, usual).unwrap();
-    assert_eq!(threads, 0, "it was not started before");
-    for refused in [answers.0.unwrap_err(), blocking.unwrap_err()] {
-        assert_eq!(refused.cause(), Cause::Unavailable);
-        assert!(refused.to_string().contains("cannot start the thread for background work: "), "{refused}");
+    assert_eq!(background_threads(), 0, "it was not started before");
+    let calls = || {
+        let answers = runtime.block_on(async {
+            (limiter.acquire(&places, 1).await.map(drop), limiter.acquire(&prefetched, 1).await.map(drop))
+        });
+        (answers, limiter.acquire_blocking(&prefetched, 1).map(drop))
+    };
+    for (answers, blocking) in [without_descriptors(calls), without_threads(calls)] {
+        for refused in [answers.0.unwrap_err(), blocking.unwrap_err()] {
+            assert_eq!(refused.cause(), Cause::Unavailable);
+            assert!(refused.to_string().contains("cannot start the thread for background work: "), "{refused}");
+        }
+        // Permits are not taken ahead then, but one by one.
+        assert_eq!(answers.1, Ok(()));
     }
-    // Permits are not taken ahead then, but one by one.
-    assert_eq!(answers.1, Ok(()));
 }
 
 /// A path that is relative is that of the directory at the start: a daemon may change to another one.

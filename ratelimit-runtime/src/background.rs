@@ -25,7 +25,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::{Builder, Handle},
+    runtime::{Builder, Handle, Runtime},
     task::JoinHandle,
 };
 
@@ -69,12 +69,26 @@ impl Background {
 /// Starts the thread, which ends with the process.
 fn start() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
+    let (handle, runtime) = (runtime.handle().clone(), ThreadRuntime(Some(runtime)));
     thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
         IS_HERE.set(true);
-        runtime.block_on(pending::<()>());
+        if let Some(runtime) = &runtime.0 {
+            runtime.block_on(pending::<()>());
+        }
     })?;
     Ok(handle)
+}
+
+/// The runtime of the thread. If there is no thread for it, it is dropped by the caller, and a plain runtime would
+/// panic in a task of another one.
+struct ThreadRuntime(Option<Runtime>);
+
+impl Drop for ThreadRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// The runtime for background work.
