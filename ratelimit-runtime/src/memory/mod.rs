@@ -318,27 +318,11 @@ impl Memory {
         self.insert_new(shard, id, query.rule, now_us, |state| charge_fresh(state, query, room, now_us))
     }
 
-    fn refund_locked(
-        &self,
-        shard: &mut MemoryShard,
-        id: CounterId,
-        rule: &Rule,
-        cost: u64,
-        receipt: [u64; 2],
-        now_us: u64,
-    ) -> u64 {
-        let refund = |state: &mut dyn MemoryState| match state.is_fresh(now_us) {
-            true => 0,
-            false => state.refund(rule, cost, receipt, now_us),
-        };
-        shard.update(id, rule, refund).unwrap_or(0)
-    }
-
     /// Refunds a charge, or releases its hold. Returns the amount that still counted.
     fn refund_or_release(&self, shard: &mut MemoryShard, charge: &Charge, now_us: u64) -> u64 {
         let Charge { counter, rule, cost, hold, receipt, .. } = charge;
         match hold {
-            None => self.refund_locked(shard, counter.id(), rule, *cost, *receipt, now_us),
+            None => shard.refund(counter.id(), rule, *cost, *receipt, now_us),
             Some(hold) => self.settle_locked(shard, counter.id(), rule, hold, 0, now_us),
         }
     }
@@ -373,6 +357,14 @@ impl MemoryShard {
         let (sooner, done) = self.counters.update(id, rule, act)?;
         self.note_expiry(sooner);
         Some(done)
+    }
+
+    /// Refunds a charge. Returns the amount that still counted.
+    fn refund(&mut self, id: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
+        let refund = |state: &mut dyn MemoryState| {
+            if state.is_fresh(now_us) { 0 } else { state.refund(rule, cost, receipt, now_us) }
+        };
+        self.update(id, rule, refund).unwrap_or(0)
     }
 
     fn note_expiry(&mut self, sooner_ms: Option<u64>) {
@@ -420,7 +412,7 @@ impl Backend for Memory {
         let CounterReceipt { id, cost, receipt: recorded, .. } = receipt;
         let mut shard = self.shard(shard_of(&id));
         let now_us = shard.now_us(&self.clock);
-        Reply::Ready(Ok(self.refund_locked(&mut shard, id, &receipt.rule(), cost, recorded, now_us)))
+        Reply::Ready(Ok(shard.refund(id, &receipt.rule(), cost, recorded, now_us)))
     }
 }
 

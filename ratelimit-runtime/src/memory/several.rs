@@ -80,7 +80,7 @@ impl Memory {
                 && outcome.fits()
             {
                 // At the time of the charge: later, a part of it may have refilled.
-                self.refund_locked(shard, id, rule, cost, outcome.receipt, *charged_us);
+                shard.refund(id, rule, cost, outcome.receipt, *charged_us);
                 // A new one leaves: others may be denied with ever new keys.
                 if shard.update(id, rule, |state| state.is_fresh(*charged_us)) == Some(true) {
                     self.remove(shard, id);
