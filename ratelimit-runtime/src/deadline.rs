@@ -25,10 +25,27 @@ pub(crate) fn after(time: Duration) -> Instant {
     Instant::now() + time.min(LONGEST)
 }
 
-/// Awaits a reply, on any runtime, until `end`. The error names the whole `deadline`.
+/// Waits until `end`. For a future that may move to another runtime.
 ///
-/// A timer belongs to the runtime it was made on. If the future moves to another runtime, it gets a
-/// new timer. Without a runtime it ends with an error.
+/// A timer of tokio belongs to the runtime it was made on: it stops with it, and panics after its end. Here the
+/// future gets a new timer on each runtime that polls it. Without a runtime it ends at once.
+pub(crate) async fn wait_until(end: Instant) {
+    let mut timer_runtime = None;
+    let mut timer = pin!(None);
+    poll_fn(|context| {
+        let Ok(runtime) = Handle::try_current() else { return Poll::Ready(()) };
+        let runtime = Some(runtime.id());
+        if runtime != timer_runtime {
+            timer_runtime = runtime;
+            timer.set(Some(sleep_until(end)));
+        }
+        timer.as_mut().as_pin_mut().map_or(Poll::Ready(()), |timer| timer.poll(context))
+    })
+    .await;
+}
+
+/// Awaits a reply, on any runtime, until `end`. The error names the whole `deadline`. Without a runtime it ends with
+/// an error.
 pub(crate) async fn within<T>(reply: Reply<T>, end: Instant, deadline: Duration) -> Result<T, StoreError> {
     let mut answer = match reply {
         Reply::Ready(answer) => return Ok(answer),
@@ -36,23 +53,39 @@ pub(crate) async fn within<T>(reply: Reply<T>, end: Instant, deadline: Duration)
         Reply::Pending(answer) => answer,
     };
     let span = tracing::debug_span!("ask_rate_limit_store");
-    let mut timer_runtime = None;
-    let mut timer = pin!(None);
+    let mut timer = pin!(wait_until(end));
     poll_fn(|context| {
         let _in_span = span.enter();
         if let Poll::Ready(answer) = answer.as_mut().poll(context) {
             return Poll::Ready(Ok(answer));
         }
-        let Ok(runtime) = Handle::try_current() else {
+        if Handle::try_current().is_err() {
             return Poll::Ready(Err(StoreError::no_runtime()));
-        };
-        let runtime = Some(runtime.id());
-        if runtime != timer_runtime {
-            timer_runtime = runtime;
-            timer.set(Some(sleep_until(end)));
         }
-        let timer = timer.as_mut().as_pin_mut();
-        timer.map_or(Poll::Pending, |timer| timer.poll(context)).map(|()| Err(StoreError::late(deadline)))
+        timer.as_mut().poll(context).map(|()| Err(StoreError::late(deadline)))
     })
     .await
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_goes_on_where_its_first_runtime_has_stopped_or_ended() {
+        let new = || Builder::new_current_thread().enable_all().build().unwrap();
+        for is_dropped in [false, true] {
+            let (first, second) = (new(), new());
+            let mut waiting = Box::pin(wait_until(after(Duration::from_millis(20))));
+            let entered = first.enter();
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            drop(entered);
+            let _stopped = (!is_dropped).then_some(first);
+            second.block_on(waiting);
+        }
+    }
 }

@@ -12,14 +12,12 @@
 use std::{future::Future, time::Duration};
 
 use futures_util::future::{join, join_all};
-use tokio::{
-    sync::oneshot::{self, Sender},
-    time::{sleep, timeout},
-};
+use tokio::sync::oneshot::{self, Sender};
 
 use super::{nodes::Nodes, requests, slots::slot_of};
 use crate::{
     background::{self, FinishOnDrop},
+    deadline::{after, wait_until},
     store::{Charge, Charges, Request, StoreError},
 };
 
@@ -106,10 +104,19 @@ impl Drop for RefundUnlessKept {
 async fn refund(nodes: &Nodes, charges: &[Charge]) {
     let refunded = async {
         while requests::refund(nodes, charges).await.is_err_and(|error| error.has_no_effect()) {
-            sleep(PAUSE).await;
+            wait_until(after(PAUSE)).await;
         }
     };
-    let _ = timeout(GRACE, refunded).await;
+    within_grace(refunded).await;
+}
+
+/// Awaits it for [`GRACE`] at most, also in the background once its caller has left.
+async fn within_grace(work: impl Future) {
+    tokio::select! {
+        biased;
+        _ = work => {}
+        () = wait_until(after(GRACE)) => {}
+    }
 }
 
 /// The part of a request in one slot.
@@ -182,7 +189,7 @@ async fn charge_parts(
         join_all(charged.iter().map(|part| refund(nodes, &part.request.charges))).await;
         if outcome == Ok(false) {
             // For the longest wait among all of them.
-            let _ = timeout(GRACE, evaluate(nodes, charged.iter_mut().chain(rest))).await;
+            within_grace(evaluate(nodes, charged.iter_mut().chain(rest))).await;
         }
         return outcome.map_err(|error| if at == 0 { error } else { error.indeterminate() });
     }
@@ -198,7 +205,7 @@ async fn charge_part(
 ) -> Result<bool, StoreError> {
     let left = async {
         caller.closed().await;
-        sleep(GRACE).await;
+        wait_until(after(GRACE)).await;
     };
     part.request.consume = true;
     let mut requests = [&mut part.request];

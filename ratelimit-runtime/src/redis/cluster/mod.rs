@@ -15,7 +15,6 @@ use std::{
 };
 
 use redis::{Client, Value};
-use tokio::time::sleep;
 
 use self::{
     table::{ANNOUNCE, ClusterNode, topology_unknown},
@@ -30,6 +29,7 @@ use super::{
 };
 use crate::{
     backend::QueryTag,
+    deadline::{after, wait_until},
     failures::Epoch,
     store::{Charge, StoreError},
 };
@@ -108,7 +108,7 @@ impl Cluster {
                     let error = format!("the keys of slot {slot} have been moving for too long");
                     return (command, Err(StoreError::unavailable(error).with_no_effect()));
                 }
-                NextStep::RetryLater => sleep(TRY_AGAIN_PAUSE).await,
+                NextStep::RetryLater => wait_until(after(TRY_AGAIN_PAUSE)).await,
                 NextStep::Retry => {}
             }
         }
