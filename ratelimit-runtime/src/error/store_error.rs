@@ -28,6 +28,8 @@ pub(crate) enum Doubt {
     Credentials,
     /// It does not reply as Redis does: another server may have its address.
     Protocol,
+    /// A sentinel does not know the service, or a server is in protected mode: it may have lost its configuration.
+    Configuration,
 }
 
 /// Cheap to clone: every caller gets it during an outage.

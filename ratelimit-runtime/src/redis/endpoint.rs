@@ -67,8 +67,8 @@ impl Endpoint {
         }
     }
 
-    /// If this limiter was connected before, rejected credentials or a foreign protocol mean that the server has
-    /// changed: then the error becomes an outage. Logs rejected credentials once.
+    /// If this limiter was connected before, an error in [`Doubt`] means that the server has changed: then it becomes
+    /// an outage. Logs rejected credentials once.
     pub(super) fn rejected(&self, error: StoreError) -> StoreError {
         let Some(doubt) = error.doubt().filter(|_| self.credentials.were_accepted.load(Ordering::Acquire)) else {
             return error;

@@ -113,6 +113,7 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ if matches!(code, "WRONGPASS" | "NOAUTH") => {
             StoreError::misconfigured(reason).with_doubt(Some(Doubt::Credentials))
         }
+        _ if code == "DENIED" => StoreError::misconfigured(reason).with_doubt(Some(Doubt::Configuration)),
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
     };
@@ -226,6 +227,13 @@ mod tests {
         assert!(caught("WRONGTYPE Operation against a key holding the wrong kind of value").misconfigured);
         let text = b"-ERR @user_script: 41: -READONLY You can't write against a read only replica.\r\n";
         assert!(is_readonly(&parse_redis_value(text).unwrap()));
+    }
+
+    /// A server that lost its configuration file has no password, and answers nobody but its own machine.
+    #[test]
+    fn protected_mode_may_be_the_server_s_mistake() {
+        let denied = explained("DENIED Redis is running in protected mode because protected mode is enabled");
+        assert!(denied.misconfigured && denied.doubt() == Some(Doubt::Configuration), "{denied}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::{
     quorum::{Votes, are_mostly_misconfigured, quorum},
     reply::explain,
 };
-use crate::store::StoreError;
+use crate::error::{Doubt, StoreError};
 
 /// Pause between two queries for the primary.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -198,7 +198,8 @@ impl Sentinels {
         let known: Vec<Value> = known.map_err(|error| explain_sentinel(&error))?;
         let known: Vec<_> = known.iter().filter_map(name_of).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        Err(StoreError::misconfigured(format!("it does not know this service; it knows: {known}")))
+        let unknown = StoreError::misconfigured(format!("it does not know this service; it knows: {known}"));
+        Err(unknown.with_doubt(Some(Doubt::Configuration)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ratelimit_harness::{Mode, Proxy, RedisSentinel, RedisSentinelBuilder, RedisServer};
 use ratelimit_runtime::conformance::{self, ALGORITHMS, Subject, store_of};
-use ratelimit_runtime::{Cause, Limiter, ManualClock, OnStoreError, Store};
+use ratelimit_runtime::{Cause, Health, Limiter, ManualClock, OnStoreError, Store};
 
 use crate::support::eventually;
 use crate::support::servers::{ask, keeps_the_secret, recovers, works};
@@ -268,6 +268,25 @@ async fn a_sentinel_outage_is_not_reported_as_a_mistake_of_one_sentinel() {
     let refused = limiter.acquire(&hourly(3, FIXED), fresh_key()).await.unwrap_err();
     assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
     assert!(refused.to_string().contains("does not know this service"), "{refused}");
+}
+
+/// New sentinels that lack their configuration do not know the service. The limiter knew it before, so that is an
+/// outage.
+#[tokio::test]
+async fn a_service_that_all_sentinels_forget_is_an_outage() {
+    let sentinel = RedisSentinel::start();
+    let builder = Limiter::builder(&sentinel.url()).deadline(PATIENCE).on_store_error(OnStoreError::Local);
+    let limiter = builder.build().await.unwrap();
+    let (rule, key) = (hourly(1_000_000, FIXED), fresh_key());
+    limiter.acquire(&rule, key).await.unwrap();
+    let primary = sentinel.node(sentinel.primary());
+    sentinel.sentinels().iter().for_each(|sentinel| ask::<()>(sentinel, "SENTINEL REMOVE shop"));
+    primary.command(&[b"CLIENT", b"KILL", b"TYPE", b"normal"]);
+    eventually("it is known", || async {
+        limiter.acquire(&rule, key).await.expect("its policy is `Local`");
+        matches!(limiter.health(), Health::Degraded { reason, .. } if reason.contains("does not know this service"))
+    })
+    .await;
 }
 
 /// A replica took the place of its primary unnoticed: its reply says so.
