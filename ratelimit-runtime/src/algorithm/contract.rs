@@ -260,6 +260,9 @@ fn charge_fitting(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, room: u6
 /// - `value`: the value of the key, or nil if the body has to read it
 ///
 /// `fits` is nil if the counter is banned.
+///
+/// `place`, `stored` and `fitting` see no local of `decide`, but `reply`, `value`, `granted`, `n` and the numbers as
+/// `its_<name>`: see `script/repeat.lua`.
 #[cfg(feature = "redis")]
 pub(super) struct LuaScript {
     pub(super) decide: &'static str,
