@@ -30,7 +30,8 @@ pub(super) fn start(path: &Path, own_tables: &[&str]) -> Result<Arc<Current>, Se
     let watcher = Watcher {
         path: absolute,
         rules: Arc::downgrade(&rules),
-        processed: Ok(text.clone()),
+        processed: text.clone(),
+        reported: None,
         last_read: Ok(text),
         reads: 1,
     };
@@ -52,7 +53,9 @@ struct Watcher {
     path: PathBuf,
     rules: Weak<Current>,
     /// The text that was last applied or rejected.
-    processed: Result<String, io::ErrorKind>,
+    processed: String,
+    /// The error of reading that the log has, until the file can be read again.
+    reported: Option<io::ErrorKind>,
     /// The last read, and the number of equal reads in a row.
     last_read: Result<String, io::ErrorKind>,
     reads: u32,
@@ -67,10 +70,20 @@ impl Watcher {
             let now = fs::read_to_string(&self.path).map_err(|error| error.kind());
             self.reads = if now == self.last_read { self.reads.saturating_add(1) } else { 1 };
             self.last_read = now;
-            if self.reads >= required_reads(&self.last_read) && self.last_read != self.processed {
+            if self.reads < required_reads(&self.last_read) {
+                continue;
+            }
+            let is_news = match &self.last_read {
+                Ok(text) => *text != self.processed,
+                Err(reason) => self.reported != Some(*reason),
+            };
+            if is_news {
                 // A log subscriber may panic. Later changes are applied all the same.
                 let _ = panic::catch_unwind(AssertUnwindSafe(|| self.apply(&rules)));
-                self.processed.clone_from(&self.last_read);
+            }
+            self.reported = self.last_read.as_ref().err().copied();
+            if let Ok(text) = &self.last_read {
+                self.processed.clone_from(text);
             }
         }
     }

@@ -377,6 +377,23 @@ async fn a_change_of_the_file_is_seen_in_whichever_way_it_is_made() {
     }
 }
 
+/// The text of the file was replaced by the program, and has not changed since.
+#[tokio::test]
+async fn a_file_that_cannot_be_read_for_a_while_does_not_undo_a_replacement() {
+    const OLD: &str = "[rules.item]\ncount = 1\n";
+    let file = File::new(OLD);
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    rules.replace("[rules.item]\ncount = 7").unwrap();
+    fs::remove_file(&file.path).unwrap();
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    file.write(OLD);
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert_eq!(limit(&limiter, "alice").await, 7);
+    file.write("[rules.item]\ncount = 3\n");
+    eventually("a change is read", || async { limit(&limiter, "alice").await == 3 }).await;
+}
+
 /// While it is used; and a change loses no call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_file_changes_nothing_under_load() {
