@@ -512,7 +512,8 @@ fn applied_rule(rules: &CurrentRules, request: &ChargeRequest, kind: CallKind, i
     let is_settled = matches!(cost_kind, CostKind::Reported | CostKind::Elapsed);
     let rule = rules.applied(rule, its_key, CallKind { is_settled, ..kind })?.into_owned();
     // The largest limit leaves room for a debt under the limit of other calls.
-    let rule = if *cost_kind == CostKind::Forced { rule.with_largest_limit().with_ban(Duration::ZERO) } else { rule };
+    let is_debt = *cost_kind == CostKind::Forced && !rule.has_fault();
+    let rule = if is_debt { rule.with_largest_limit().with_ban(Duration::ZERO) } else { rule };
     let refuses = matches!(key, RequestKey::Missing) || request.least() > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
         if is_first {

@@ -404,9 +404,9 @@ impl Rule {
     }
 
     /// The rule with the largest limit that its counter can store, and without prefetch. The counter
-    /// stays the same. A count of 0 stays, too.
+    /// stays the same. A count of 0 stays, too, and an invalid rule stays as it is.
     pub(crate) const fn with_largest_limit(mut self) -> Self {
-        if self.count == 0 {
+        if self.count == 0 || self.has_fault() {
             return self;
         }
         self.prefetch = 1;

@@ -181,6 +181,7 @@ async fn an_impossible_rule_is_misconfigured() {
             Rule::new("long", 1, Rule::LONGEST_PERIOD + MS),
             Rule::new("endless", 1, Duration::MAX),
             Rule::new("many", u64::MAX, SECOND),
+            Rule::new("none", 1, SECOND).with_prefetch(0),
         ];
         for rule in rules.into_iter().flat_map(|rule| ALGORITHMS.map(|algorithm| rule.by(algorithm))) {
             let limiter = &timed.limiter;
@@ -190,6 +191,7 @@ async fn an_impossible_rule_is_misconfigured() {
                 limiter.acquire_n(&rule, 1, 0).await.map(drop),
                 limiter.acquire_within(&rule, 1, SECOND).await.map(drop),
                 limiter.acquire_all(&charges).await.map(drop),
+                limiter.charge(&rule, 1, 1).await.map(drop),
                 limiter.peek(&rule, 1).await.map(drop),
                 limiter.reset(&rule, 1).await,
             ];
