@@ -109,8 +109,9 @@ impl Gate {
                 }
             }
             if let Some(by) = limit.settle_by().cloned() {
-                let (least, most) = plan.map_or((charge.cost, charge.cost), |plan| (plan.least, plan.most));
-                plan = Some(SettlePlan { by, least: least.min(charge.cost), most: most.max(charge.cost) });
+                let rule = self.applied(&engine, &charge, is_one_of_several);
+                let is_enforced = rule.is_some_and(|rule| !rule.is_shadow());
+                SettlePlan::add(&mut plan, SettlePlan { by, is_enforced, least: charge.cost, most: charge.cost });
             }
             charges.push(charge);
         }

@@ -92,9 +92,25 @@ impl fmt::Debug for RequestHold {
 #[derive(Clone, Debug)]
 pub(super) struct SettlePlan {
     pub(super) by: SettleBy,
+    /// Its limits refuse requests: they are neither in shadow mode nor switched off.
+    pub(super) is_enforced: bool,
     /// The least and the most that a limit of the request holds.
     pub(super) least: u64,
     pub(super) most: u64,
+}
+
+impl SettlePlan {
+    /// Adds the plan of another limit. One that is not enforced changes nothing for those that are.
+    pub(super) fn add(plan: &mut Option<Self>, other: Self) {
+        match plan {
+            Some(plan) if plan.is_enforced == other.is_enforced => {
+                let (least, most) = (plan.least.min(other.least), plan.most.max(other.most));
+                *plan = Self { least, most, ..other };
+            }
+            Some(plan) if plan.is_enforced => {}
+            _ => *plan = Some(other),
+        }
+    }
 }
 
 /// Keeps the holds of a request until the body of its response has ended. Dropping it settles them,

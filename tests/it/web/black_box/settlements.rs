@@ -174,7 +174,14 @@ async fn several_limits_are_settled_with_one_cost() {
     for kind in KINDS {
         let by = by_body();
         // The cost of a request is what it holds, up to the maximum of the limit.
-        let limits = [tokens(40, by.clone()).cost(|_| 30), Limit::new(all).settle(50, by), Limit::new(per_minute(9))];
+        let limits = [
+            tokens(40, by.clone()).cost(|_| 30),
+            Limit::new(all).settle(50, by.clone()),
+            Limit::new(per_minute(9)),
+            // One on trial holds more, and changes nothing for the others.
+            Limit::new(Rule::new("trial", 200, MINUTE).with_algorithm(Algorithm::SlidingLog).with_shadow(true))
+                .settle(150, by),
+        ];
         let (layer, limiter, _clock) = timed(limits).await;
         let service = Service::start(kind, layer);
         let request = service.get("/stream").header("x-user", "alice").header("x-parts", "tokens=35;|forever");
