@@ -16,6 +16,7 @@ use std::{
 use http::{Extensions, HeaderName, request::Parts};
 
 pub use self::addresses::TrustedProxies;
+pub(super) use self::addresses::includes;
 use crate::{Key, RateKey};
 
 /// The key of a request, for [`Limit::key`](super::Limit::key).
@@ -88,8 +89,7 @@ pub(super) struct FoundKey {
 
 impl FoundKey {
     fn of_ip(ip: IpAddr) -> Self {
-        let ip = addresses::unmapped(ip);
-        Self { key: ip_key(ip), ip: Some(ip) }
+        Self { key: ip_key(addresses::unmapped(ip)), ip: Some(ip) }
     }
 }
 

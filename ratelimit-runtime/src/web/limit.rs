@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::{
     KeyBy, Networks, SettleBy,
     count_by::{CountBy, CountCache},
-    key_by::FoundKey,
+    key_by::{FoundKey, includes},
 };
 use crate::{
     Clock, CounterName, Key, RateKey, Rule,
@@ -345,7 +345,7 @@ impl Limit {
 
     fn allows(&self, FoundKey { key, ip }: &FoundKey) -> bool {
         self.allowed_keys.as_ref().is_some_and(|allowed| allowed.contains(key))
-            || self.allowed_networks.as_ref().zip(*ip).is_some_and(|(allowed, ip)| allowed.contains(ip))
+            || self.allowed_networks.as_ref().zip(*ip).is_some_and(|(allowed, ip)| includes(allowed, ip))
     }
 }
 

@@ -62,7 +62,7 @@ impl TrustedProxies {
             Self::Networks(networks) => {
                 let mut client = peer()?;
                 // A proxy may be translated for a server with IPv6 alone, as a client may.
-                while networks.contains(client) || networks.contains(unmapped(client)) {
+                while includes(networks, client) {
                     match hops.next() {
                         Some(address) => client = address?,
                         None => break,
@@ -72,6 +72,11 @@ impl TrustedProxies {
             }
         }
     }
+}
+
+/// Whether networks have an address, in the form in which it came, or as the IPv4 address that it stands for.
+pub(in crate::web) fn includes(networks: &Networks, ip: IpAddr) -> bool {
+    networks.contains(ip) || networks.contains(unmapped(ip))
 }
 
 /// The IPv4 address of a client that is mapped to IPv6, or translated for a server with IPv6 alone

@@ -150,6 +150,14 @@ async fn an_allow_list_lifts_a_limit_for_its_keys_only() {
             let from = || service.get("/").header("x-forwarded-for", address);
             assert_eq!(service.statuses(2, from).await, expected, "{kind:?}, {address}");
         }
+        // A network of translated addresses is not that of the addresses they stand for.
+        let limit =
+            Limit::new(per_minute(1)).key(KeyBy::x_forwarded_for(1)).allow_networks(networks(&["64:ff9b::/96"]));
+        let translated = Service::start(kind, timed([limit]).await.0);
+        for (address, expected) in [("64:ff9b::10.1.2.3", [200, 200]), ("10.1.2.3", [200, 429])] {
+            let from = || translated.get("/").header("x-forwarded-for", address);
+            assert_eq!(translated.statuses(2, from).await, expected, "{kind:?}, {address}");
+        }
         // A name is no address, even if it looks like one.
         let named = || service.get("/").header("x-user", "10.1.2.3");
         assert_eq!(service.statuses(2, named).await, [200, 429], "{kind:?}");
