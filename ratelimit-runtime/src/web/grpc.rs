@@ -40,7 +40,7 @@ pub(super) fn trailers_only(
     insert("grpc-status", &code.to_string());
     insert("grpc-message", &percent_encoded(&message));
     if let Some(wait) = wait_of(refused) {
-        let details = status_with_retry(code, &message, wait.as_secs(), wait.subsec_nanos());
+        let details = status_with_retry(code, &message, wait.as_secs().min(LONGEST_SECONDS), wait.subsec_nanos());
         insert("grpc-status-details-bin", &STANDARD_NO_PAD.encode(details));
     }
     forbid_caching(&mut headers);
@@ -67,6 +67,9 @@ fn percent_encoded(text: &str) -> String {
         })
         .collect()
 }
+
+/// The longest `google.protobuf.Duration`.
+const LONGEST_SECONDS: u64 = 315_576_000_000;
 
 // Four Protocol Buffers messages, encoded by hand, as a code generator would outweigh this layer:
 //     google.rpc.Status { code = 1, message = 2, details = 3 of google.protobuf.Any { type_url = 1, value = 2 } }

@@ -188,7 +188,7 @@ impl<'a> QuotaStatus<'a> {
     fn write_available(&self, headers: &mut HeaderMap) {
         if let Some(wait) = self.wait {
             let name = quoted(self.policy.name);
-            let available = format!("{name};r={};t={}", self.remaining.min(LARGEST), seconds(wait));
+            let available = format!("{name};r={};t={}", self.remaining.min(LARGEST), seconds(wait).min(LARGEST));
             headers.append("ratelimit", value(&available));
         }
     }
@@ -324,6 +324,16 @@ mod tests {
         ] {
             assert_eq!(rate(&Rule::new("rate", count, Duration::from_millis(ms))), text, "{count} in {ms} ms");
         }
+    }
+
+    /// A structured field has integers of 15 digits.
+    #[test]
+    fn the_longest_wait_fits_its_field() {
+        let policy = QuotaPolicy::new(Rule::new("item", 1, Duration::from_secs(60)));
+        let status = QuotaStatus { policy, cost: 1, remaining: u64::MAX, wait: Some(Duration::MAX) };
+        let mut headers = HeaderMap::new();
+        status.write_available(&mut headers);
+        assert_eq!(headers["ratelimit"], "\"item\";r=999999999999999;t=999999999999999");
     }
 
     #[test]
