@@ -28,20 +28,20 @@ pub(crate) fn after(time: Duration) -> Instant {
 /// Waits until `end`. For a future that may move to another runtime.
 ///
 /// A timer of tokio belongs to the runtime it was made on: it stops with it, and panics after its end. Here the
-/// future gets a new timer on each runtime that polls it. Without a runtime it ends at once.
-pub(crate) async fn wait_until(end: Instant) {
+/// future gets a new timer on each runtime that polls it. `false` without a runtime, at once.
+pub(crate) async fn wait_until(end: Instant) -> bool {
     let mut timer_runtime = None;
     let mut timer = pin!(None);
     poll_fn(|context| {
-        let Ok(runtime) = Handle::try_current() else { return Poll::Ready(()) };
+        let Ok(runtime) = Handle::try_current() else { return Poll::Ready(false) };
         let runtime = Some(runtime.id());
         if runtime != timer_runtime {
             timer_runtime = runtime;
             timer.set(Some(sleep_until(end)));
         }
-        timer.as_mut().as_pin_mut().map_or(Poll::Ready(()), |timer| timer.poll(context))
+        timer.as_mut().as_pin_mut().map_or(Poll::Pending, |timer| timer.poll(context).map(|()| true))
     })
-    .await;
+    .await
 }
 
 /// Awaits a reply, on any runtime, until `end`. The error names the whole `deadline`. Without a runtime it ends with
@@ -59,10 +59,8 @@ pub(crate) async fn within<T>(reply: Reply<T>, end: Instant, deadline: Duration)
         if let Poll::Ready(answer) = answer.as_mut().poll(context) {
             return Poll::Ready(Ok(answer));
         }
-        if Handle::try_current().is_err() {
-            return Poll::Ready(Err(StoreError::no_runtime()));
-        }
-        timer.as_mut().poll(context).map(|()| Err(StoreError::late(deadline)))
+        let no_runtime = StoreError::no_runtime;
+        timer.as_mut().poll(context).map(|is_late| Err(if is_late { StoreError::late(deadline) } else { no_runtime() }))
     })
     .await
 }
@@ -85,7 +83,13 @@ mod tests {
             assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             drop(entered);
             let _stopped = (!is_dropped).then_some(first);
-            second.block_on(waiting);
+            assert!(second.block_on(waiting));
         }
+    }
+
+    #[test]
+    fn there_is_no_wait_without_a_runtime() {
+        let mut waiting = Box::pin(wait_until(after(Duration::from_secs(9))));
+        assert_eq!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(false));
     }
 }

@@ -154,11 +154,20 @@ pub(crate) fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    let Err(refusal) = attempt_all(engine, charges.len(), |at| charges[at], false, |_| ())? else {
+    let Err(refusal) = attempt_all(engine, charges.len(), |at| charges[at], false, record_admitted)? else {
         return Some(Decided::Admitted);
     };
     observe::refused(refused.insert(refusal));
     Some(Decided::Refused)
+}
+
+/// Records admitted charges. A recorder may panic: whoever frees their places has them by then.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in two places
+pub(super) fn record_admitted(queries: &[Query<'_>]) {
+    for query in queries {
+        observe::admitted(query.rule, query.outcome.remaining.value());
+    }
 }
 
 /// The one attempt on several charges, in the memory store. `None` if the general way has to decide:
@@ -256,13 +265,7 @@ fn attempt_some<'a, const N: usize, T>(
         return None;
     }
     match engine.backend().try_charge_all(&mut queries) {
-        Attempt::Decided if queries.iter().all(|query| query.outcome.fits()) => {
-            let admitted = admit(&queries); // before the recorder, which may panic: it keeps the places
-            for query in &queries {
-                observe::admitted(query.rule, query.outcome.remaining.value());
-            }
-            Some(Ok(admitted))
-        }
+        Attempt::Decided if queries.iter().all(|query| query.outcome.fits()) => Some(Ok(admit(&queries))),
         Attempt::Decided => {
             let mut refusing = queries.iter().filter(|query| !query.outcome.fits());
             let (Some(Query { rule, key, cost, outcome, .. }), None) = (refusing.next(), refusing.next()) else {

@@ -54,7 +54,7 @@ pub(super) enum Receipt {
     Backend(EngineRef, BackendReceipt),
     /// One place of the memory store. Dropping it frees the place.
     Place(HeldPlace),
-    /// Several charges that the backend has decided by itself.
+    /// Several charges that the backend has decided by itself. Dropping them frees their places.
     Several(Box<SeveralCharges>),
     /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
     /// in each limited function.

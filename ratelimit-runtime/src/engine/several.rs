@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use smallvec::SmallVec;
 
 use super::{
-    attempt::attempt_all,
+    attempt::{attempt_all, record_admitted},
     core::EngineRef,
     options::{AcquireOptions, OnLimit},
     request::{AcquireRequest, AppliedCharge, ChargeRequests},
@@ -67,6 +67,7 @@ impl SeveralCharges {
             for query in queries {
                 receipts.push(CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt));
             }
+            record_admitted(queries);
             Some((least.rule.limit(), least.outcome))
         };
         attempt_all(engine, requests.len(), |at| requests[at].borrowed(), true, admit)?.transpose()

@@ -205,7 +205,9 @@ impl PeriodTable {
     /// Raises the cells to what a counter has charged in a span.
     fn raise(&self, cells: [&AtomicU64; ROWS], charged: OverflowCell, span: u64) {
         // Before the cells: another thread that reads one of them also knows that it is not of long ago.
-        self.latest.fetch_max(span, Ordering::AcqRel);
+        if self.latest.load(Ordering::Acquire) < span {
+            self.latest.fetch_max(span, Ordering::AcqRel); // rarely: all threads read what lies beside it
+        }
         for cell in cells {
             let raised = |word| {
                 let (cell, latest) = (OverflowCell::of(word), self.latest.load(Ordering::Acquire));

@@ -103,9 +103,9 @@ impl Drop for RefundUnlessKept {
 /// runtime may still have to open a connection.
 async fn refund(nodes: &Nodes, charges: &[Charge]) {
     let refunded = async {
-        while requests::refund(nodes, charges).await.is_err_and(|error| error.has_no_effect()) {
-            wait_until(after(PAUSE)).await;
-        }
+        while requests::refund(nodes, charges).await.is_err_and(|error| error.has_no_effect())
+            && wait_until(after(PAUSE)).await
+        {}
     };
     within_grace(refunded).await;
 }
@@ -115,7 +115,7 @@ async fn within_grace(work: impl Future) {
     tokio::select! {
         biased;
         _ = work => {}
-        () = wait_until(after(GRACE)) => {}
+        _ = wait_until(after(GRACE)) => {}
     }
 }
 
@@ -205,14 +205,14 @@ async fn charge_part(
 ) -> Result<bool, StoreError> {
     let left = async {
         caller.closed().await;
-        wait_until(after(GRACE)).await;
+        wait_until(after(GRACE)).await
     };
     part.request.consume = true;
     let mut requests = [&mut part.request];
     tokio::select! {
         biased;
         () = requests::decide(nodes, &mut requests) => {}
-        () = left => return Err(StoreError::unavailable("its caller has left")),
+        _ = left => return Err(StoreError::unavailable("its caller has left")),
     }
     part.request.outcome.clone()
 }

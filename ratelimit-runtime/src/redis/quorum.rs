@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::time::{Instant, timeout_at};
 
-use crate::store::StoreError;
+use crate::error::{Doubt, StoreError};
 
 /// Answers, each with the number of servers that gave it.
 pub(super) type Votes<T> = [(T, usize)];
@@ -57,6 +57,15 @@ pub(super) fn are_mostly_misconfigured<'a>(failed: impl ExactSizeIterator<Item =
     2 * failed.filter(|error| error.misconfigured).count() > count
 }
 
+/// The doubt about most of the failed servers, if there is one. Rejected credentials come first: they are logged.
+pub(super) fn common_doubt<'a>(failed: impl ExactSizeIterator<Item = &'a StoreError>) -> Option<Doubt> {
+    let count = failed.len();
+    let doubts: Vec<_> = failed.filter_map(StoreError::doubt).collect();
+    let is_common = 2 * doubts.len() > count;
+    let credentials = doubts.contains(&Doubt::Credentials).then_some(Doubt::Credentials);
+    credentials.or(doubts.first().copied()).filter(|_| is_common)
+}
+
 #[cfg(all(test, not(model_check)))]
 mod tests {
     use std::future::{pending, ready};
@@ -81,6 +90,22 @@ mod tests {
             (&[], false),
         ] {
             assert_eq!(are_mostly_misconfigured(failed.iter().copied()), expected, "{failed:?}");
+        }
+    }
+
+    #[test]
+    fn one_doubt_does_not_excuse_the_mistakes_of_others() {
+        let fault = |doubt| StoreError::misconfigured("wrong").with_doubt(doubt);
+        let [none, known, rejected] = [None, Some(Doubt::Configuration), Some(Doubt::Credentials)].map(fault);
+        let away = StoreError::unavailable("away");
+        for (failed, expected) in [
+            ([&known, &known, &known], Some(Doubt::Configuration)),
+            ([&known, &away, &known], Some(Doubt::Configuration)),
+            ([&known, &rejected, &rejected], Some(Doubt::Credentials)),
+            ([&none, &none, &known], None),
+            ([&none, &none, &none], None),
+        ] {
+            assert_eq!(common_doubt(failed.into_iter()), expected, "{failed:?}");
         }
     }
 

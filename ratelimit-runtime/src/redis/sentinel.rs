@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     address::{ServerAddress, addresses},
     backoff::TimeLimit,
-    quorum::{Votes, are_mostly_misconfigured, quorum},
+    quorum::{Votes, are_mostly_misconfigured, common_doubt, quorum},
     reply::explain,
 };
 use crate::error::{Doubt, StoreError};
@@ -80,7 +80,7 @@ impl Sentinels {
         // The address may be outdated, and another server use it now.
         let mut misconfigured =
             chosen.is_some() || named.is_empty() && are_mostly_misconfigured(failed.iter().map(|(_, error)| error));
-        let mut doubt = failed.iter().find_map(|(_, error)| error.doubt());
+        let mut doubt = common_doubt(failed.iter().map(|(_, error)| error));
         if let Some(address) = chosen {
             let client = address.client(&self.template)?;
             let asked = async {
@@ -99,7 +99,7 @@ impl Sentinels {
                 }
                 Err(error) => {
                     misconfigured &= error.misconfigured;
-                    doubt = doubt.or(error.doubt());
+                    doubt = error.doubt(); // those of the sentinels are others
                     reasons.push(format!("{address} is named: {error}"));
                 }
             }

@@ -108,7 +108,7 @@ impl Cluster {
                     let error = format!("the keys of slot {slot} have been moving for too long");
                     return (command, Err(StoreError::unavailable(error).with_no_effect()));
                 }
-                NextStep::RetryLater => wait_until(after(TRY_AGAIN_PAUSE)).await,
+                NextStep::RetryLater => _ = wait_until(after(TRY_AGAIN_PAUSE)).await,
                 NextStep::Retry => {}
             }
         }
