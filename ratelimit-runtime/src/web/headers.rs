@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn the_longest_wait_fits_its_field() {
         let policy = QuotaPolicy::new(Rule::new("item", 1, Duration::from_secs(60)));
-        let status = QuotaStatus { policy, cost: 1, remaining: u64::MAX, wait: Some(Duration::MAX) };
+        let status = QuotaStatus { policy, cost: 1, remaining: u64::MAX, wait: Some(Duration::from_millis(u64::MAX)) };
         let mut headers = HeaderMap::new();
         status.write_available(&mut headers);
         assert_eq!(headers["ratelimit"], "\"item\";r=999999999999999;t=999999999999999");
