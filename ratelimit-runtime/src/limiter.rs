@@ -66,7 +66,7 @@ impl Limiter {
     ///
     /// A future that was never polled has charged nothing. A future that is dropped during a query
     /// to Redis may or may not have charged. A future that is dropped while it sleeps until its
-    /// slot refunds the slot: at once in memory, in the background on Redis.
+    /// slot refunds the slot, if no later one was given: at once in memory, in the background on Redis.
     ///
     /// # Panics
     ///

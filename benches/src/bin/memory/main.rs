@@ -35,8 +35,7 @@
 //!   worst number of keys between that and 2,000,000.
 //!
 //! An admitted call of a `LeakyBucket` sleeps if its key was called within the same millisecond. It
-//! has rows of 900,000 keys only. A `Concurrent` counter is stored only while one of its places is
-//! held, so each admitted call stores and removes it.
+//! has rows of 900,000 keys only.
 //!
 //! **Wanted.** `Case::wanted` has the numbers. A rules file may double the time of a call. A refusal
 //! has to do without allocations, too.

@@ -104,9 +104,6 @@ pub(crate) fn limiter(case: &Case) -> &'static Limiter {
 
 /// Stores the counters of all keys. In rows with refusals their places stay occupied.
 pub(crate) fn fill<K: Keys>(case: &Case, limiter: &Limiter, keys: &K, indices: impl Iterator<Item = u64>) {
-    if case.name == Name::Concurrent && !case.refused {
-        return; // a counter without a place is not kept
-    }
     let is_two = case.way.has_two_rules();
     for index in indices {
         for prefix in ["item", "other"].iter().take(if is_two { 2 } else { 1 }) {
