@@ -81,6 +81,11 @@ impl Watcher {
                 // A log subscriber may panic. Later changes are applied all the same.
                 let _ = panic::catch_unwind(AssertUnwindSafe(|| self.apply(&rules)));
             }
+            if self.reported.is_some() && !is_news && self.last_read.is_ok() {
+                let file = self.path.display();
+                let _ =
+                    panic::catch_unwind(|| tracing::info!(%file, "the file of the rules can be read again, unchanged"));
+            }
             self.reported = self.last_read.as_ref().err().copied();
             if let Ok(text) = &self.last_read {
                 self.processed.clone_from(text);

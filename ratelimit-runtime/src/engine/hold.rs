@@ -61,6 +61,8 @@ pub(crate) struct Holding {
     amount: u64,
     /// The amount reported as used so far. `None` if none was reported.
     reported: Option<u64>,
+    /// More may have been used than was reported.
+    is_part: bool,
     state: HoldState,
 }
 
@@ -81,12 +83,15 @@ struct UsedAmount {
     elapsed_ms: u64,
     /// The reported amount. `None` counts as the whole cost.
     reported: Option<u64>,
+    /// The whole cost was used, or more if more was reported.
+    is_part: bool,
 }
 
 impl UsedAmount {
     fn of(self, charge: &Charge) -> u64 {
         match charge.hold {
             Some(hold) if hold.is_timed => self.elapsed_ms,
+            _ if self.is_part => self.reported.unwrap_or_default().max(charge.cost),
             _ => self.reported.unwrap_or(charge.cost),
         }
     }
@@ -105,7 +110,7 @@ impl Holding {
         let amount = charges.iter().map(|charge| charge.cost).sum();
         let is_in_memory = matches!(origin, Origin::LocalFallback) || engine.memory().is_some();
         let state = if is_in_memory { HoldState::Local(charges) } else { HoldState::remote(&engine, charges, sent_at) };
-        Self { engine, origin, began_at, granted, amount, reported: None, state }
+        Self { engine, origin, began_at, granted, amount, reported: None, is_part: false, state }
     }
 
     /// The time that a call charged by elapsed time may still use.
@@ -173,16 +178,23 @@ impl Holding {
         self.reported = Some(self.reported.unwrap_or_default().saturating_add(more));
     }
 
+    /// Adds to the amount reported as used, of which more may have been used.
+    #[cfg(feature = "tower")]
+    pub(super) fn record_part(&mut self, more: u64) {
+        self.record(more);
+        self.is_part = true;
+    }
+
     /// Charges the amount used, and the elapsed time for charges by time.
     pub(crate) async fn settle(self, used: u64) -> Result<(), RequestPerMinute> {
-        let used = UsedAmount { elapsed_ms: self.elapsed_ms(), reported: Some(used) };
+        let used = UsedAmount { elapsed_ms: self.elapsed_ms(), reported: Some(used), is_part: false };
         self.settle_used(used).await
     }
 
     /// Charges nothing, for `Reservation::cancel` and `Permit::refund`. A caller who is cancelled drops
     /// the holds.
     pub(crate) async fn cancel(self) -> Result<(), RequestPerMinute> {
-        self.settle_used(UsedAmount { elapsed_ms: 0, reported: Some(0) }).await
+        self.settle_used(UsedAmount { elapsed_ms: 0, reported: Some(0), is_part: false }).await
     }
 
     async fn settle_used(mut self, used: UsedAmount) -> Result<(), RequestPerMinute> {
@@ -240,7 +252,8 @@ impl Drop for Holding {
     /// The call has ended, failed, panicked or was cancelled. `Elapsed` is charged its time, other
     /// costs what was recorded, or else all of it.
     fn drop(&mut self) {
-        self.finish(UsedAmount { elapsed_ms: self.elapsed_ms(), reported: self.reported }, None);
+        let (elapsed_ms, reported, is_part) = (self.elapsed_ms(), self.reported, self.is_part);
+        self.finish(UsedAmount { elapsed_ms, reported, is_part }, None);
     }
 }
 

@@ -284,6 +284,16 @@ impl Permit {
         }
     }
 
+    /// As [`Permit::record`], of a part of what may have been used: each charge is at least its maximum.
+    #[cfg(feature = "tower")]
+    pub(crate) fn record_part(&mut self, used: u64) {
+        if let Receipt::Other(receipt) = &mut self.receipt
+            && let Some(OtherReceipt::Hold(holding, _)) = Arc::get_mut(receipt)
+        {
+            holding.record_part(used);
+        }
+    }
+
     /// Charges the cost `used` in place of the maximum of a `Settled` cost, and returns when the store
     /// has done so. Other charges of the call stay as they are.
     ///

@@ -57,13 +57,14 @@ pub(super) fn are_mostly_misconfigured<'a>(failed: impl ExactSizeIterator<Item =
     2 * failed.filter(|error| error.misconfigured).count() > count
 }
 
-/// The doubt about most of the failed servers, if there is one. Rejected credentials come first: they are logged.
-pub(super) fn common_doubt<'a>(failed: impl ExactSizeIterator<Item = &'a StoreError>) -> Option<Doubt> {
-    let count = failed.len();
+/// A doubt about failed servers, unless most of them report a mistake without one. Rejected credentials come first:
+/// they are logged.
+pub(super) fn common_doubt<'a>(failed: impl ExactSizeIterator<Item = &'a StoreError> + Clone) -> Option<Doubt> {
+    let is_mistake = |error: &&StoreError| error.misconfigured && error.doubt().is_none();
+    let are_mistakes = 2 * failed.clone().filter(is_mistake).count() > failed.len();
     let doubts: Vec<_> = failed.filter_map(StoreError::doubt).collect();
-    let is_common = 2 * doubts.len() > count;
     let credentials = doubts.contains(&Doubt::Credentials).then_some(Doubt::Credentials);
-    credentials.or(doubts.first().copied()).filter(|_| is_common)
+    credentials.or(doubts.first().copied()).filter(|_| !are_mistakes)
 }
 
 #[cfg(all(test, not(model_check)))]
@@ -102,6 +103,7 @@ mod tests {
             ([&known, &known, &known], Some(Doubt::Configuration)),
             ([&known, &away, &known], Some(Doubt::Configuration)),
             ([&known, &rejected, &rejected], Some(Doubt::Credentials)),
+            ([&known, &none, &away], Some(Doubt::Configuration)),
             ([&none, &none, &known], None),
             ([&none, &none, &none], None),
         ] {

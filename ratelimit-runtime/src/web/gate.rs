@@ -10,7 +10,8 @@ use super::{
     HeaderStyle, Limit, RequestHold, grpc,
     headers::{QuotaPolicy, QuotaStatus},
     problem,
-    request_hold::{BodyHold, SettlePlan},
+    request_hold::BodyHold,
+    settle_by::SettleBy,
 };
 use crate::{
     Limiter, OnStoreError, Permit, RequestPerMinute, Rule,
@@ -74,7 +75,7 @@ pub(super) struct AdmittedRequest {
     status: Option<QuotaStatus<'static>>,
     permit: Option<Permit>,
     hold: Option<RequestHold>,
-    plan: Option<SettlePlan>,
+    settle_by: Option<SettleBy>,
     method: Method,
 }
 
@@ -100,7 +101,7 @@ impl Gate {
         // Without a key it is refused whatever the counts, and an unlimited limiter needs none.
         let needs_counts = !lacks_key && engine.store().is_some();
         let mut charges: Vec<ChargeRequest> = Vec::with_capacity(asked.len());
-        let mut plan: Option<SettlePlan> = None;
+        let mut settle_by: Option<SettleBy> = None;
         for (limit, mut charge) in asked {
             if needs_counts && let Err(error) = limit.set_count(&mut charge, request, &engine.settings().clock).await {
                 match self.refusal_without_count(&engine, &charge, is_one_of_several, &error) {
@@ -108,11 +109,7 @@ impl Gate {
                     None => continue,
                 }
             }
-            if let Some(by) = limit.settle_by().cloned() {
-                let rule = self.applied(&engine, &charge, is_one_of_several);
-                let is_enforced = rule.is_some_and(|rule| !rule.is_shadow());
-                SettlePlan::add(&mut plan, SettlePlan { by, is_enforced, least: charge.cost, most: charge.cost });
-            }
+            settle_by = settle_by.or_else(|| limit.settle_by().cloned()); // all of a layer have the same
             charges.push(charge);
         }
         let style = self.style.unwrap_or_else(HeaderStyle::installed);
@@ -124,7 +121,7 @@ impl Gate {
                 status: None,
                 permit: None,
                 hold: None,
-                plan,
+                settle_by,
                 method,
             });
         };
@@ -147,7 +144,7 @@ impl Gate {
                 let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
                 let status = QuotaStatus::of_permit(&permit, name.unwrap_or(only));
                 let permit = Some(permit).filter(Permit::holds);
-                Ok(AdmittedRequest { style, policies, status, permit, hold: None, plan, method })
+                Ok(AdmittedRequest { style, policies, status, permit, hold: None, settle_by, method })
             }
             Err(refused) => Err(self.refusal(refused, &policies, request)),
         }
@@ -253,12 +250,12 @@ impl AdmittedRequest {
     ///
     /// If this is dropped instead, all that is held is charged.
     pub(super) fn finish(self, response: &mut Parts, body_length: Option<u64>) -> Option<BodyHold> {
-        let Self { style, policies, status, hold, plan, method, .. } = self;
+        let Self { style, policies, status, hold, settle_by, method, .. } = self;
         // A refusal of an inner layer keeps its own fields.
         if !(problem::is_refusal(response) && style.is_written(&response.headers)) {
             style.write(&policies, status.as_ref(), &mut response.headers);
         }
-        hold.map(|hold| BodyHold::new(hold, plan, &method, response, body_length))
+        hold.map(|hold| BodyHold::new(hold, settle_by, &method, response, body_length))
     }
 }
 

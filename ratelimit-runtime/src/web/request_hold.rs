@@ -56,12 +56,14 @@ impl RequestHold {
         Self(Arc::new(LayerHold { permit: Mutex::new(Some(permit)), _outer: outer }))
     }
 
-    /// Settles the hold with this cost: now, unless it has a place, which is held on. `None`: with all that was
+    /// Settles the hold by what was used: now, unless it has a place, which is held on. `None`: with all that was
     /// held.
-    fn settle(&self, used: Option<u64>) {
+    fn settle(&self, used: Option<Used>) {
         let mut permit = self.0.permit.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(permit), Some(used)) = (&mut *permit, used) {
-            permit.record(used);
+        match (&mut *permit, used) {
+            (Some(permit), Some(Used::Exactly(used))) => permit.record(used),
+            (Some(permit), Some(Used::AtLeast(used))) => permit.record_part(used),
+            _ => {}
         }
         let settled = permit.take_if(|permit| !permit.holds_place());
         drop(permit);
@@ -88,36 +90,19 @@ impl fmt::Debug for RequestHold {
     }
 }
 
-/// The settlement of a request's holds by its response.
-#[derive(Clone, Debug)]
-pub(super) struct SettlePlan {
-    pub(super) by: SettleBy,
-    /// Its limits refuse requests: they are neither in shadow mode nor switched off.
-    pub(super) is_enforced: bool,
-    /// The least and the most that a limit of the request holds.
-    pub(super) least: u64,
-    pub(super) most: u64,
-}
-
-impl SettlePlan {
-    /// Adds the plan of another limit. One that is not enforced changes nothing for those that are.
-    pub(super) fn add(plan: &mut Option<Self>, other: Self) {
-        match plan {
-            Some(plan) if plan.is_enforced == other.is_enforced => {
-                let (least, most) = (plan.least.min(other.least), plan.most.max(other.most));
-                *plan = Self { least, most, ..other };
-            }
-            Some(plan) if plan.is_enforced => {}
-            _ => *plan = Some(other),
-        }
-    }
+/// The cost of a request, as far as its response tells.
+#[derive(Clone, Copy)]
+enum Used {
+    Exactly(u64),
+    /// The body has not ended.
+    AtLeast(u64),
 }
 
 /// Keeps the holds of a request until the body of its response has ended. Dropping it settles them,
 /// with all that was held if the body has not ended.
 pub(super) struct BodyHold {
     hold: RequestHold,
-    meter: Option<(BodyMeter, SettlePlan)>,
+    meter: Option<BodyMeter>,
     used: u64,
     /// Bytes of the body that are still to come. `None` if their number is not known. After the last
     /// one a server may not ask for more, and drops the body.
@@ -129,7 +114,7 @@ impl BodyHold {
     /// `length`: of the body, if the server knows it.
     pub(super) fn new(
         hold: RequestHold,
-        plan: Option<SettlePlan>,
+        settle_by: Option<SettleBy>,
         method: &Method,
         response: &Parts,
         length: Option<u64>,
@@ -137,12 +122,12 @@ impl BodyHold {
         let status = response.status;
         let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || *method == Method::CONNECT && status.is_success();
         let has_body = !is_upgrade && *method != Method::HEAD;
-        let meter = plan.and_then(|plan| match plan.by.cost_of(response, has_body) {
+        let meter = settle_by.and_then(|by| match by.cost_of(response, has_body) {
             ResponseCost::Known(used) => {
-                hold.settle(Some(used));
+                hold.settle(Some(Used::Exactly(used)));
                 None
             }
-            ResponseCost::Measured(meter) => Some((meter, plan)),
+            ResponseCost::Measured(meter) => Some(meter),
             ResponseCost::Unknown => {
                 hold.settle(None);
                 None
@@ -161,7 +146,7 @@ impl BodyHold {
 
     /// Takes a part of the body in.
     pub(super) fn add(&mut self, part: &[u8]) {
-        let Some((meter, _)) = &mut self.meter else { return };
+        let Some(meter) = &mut self.meter else { return };
         self.used = self.used.saturating_add(meter(part));
         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
     }
@@ -169,7 +154,7 @@ impl BodyHold {
     /// The body has ended: its cost is known.
     pub(super) fn end(&mut self) {
         if self.meter.take().is_some() {
-            self.hold.settle(Some(self.used));
+            self.hold.settle(Some(Used::Exactly(self.used)));
         }
     }
 }
@@ -179,9 +164,9 @@ impl Drop for BodyHold {
         if self.left == Some(0) {
             self.end();
         }
-        // The body has not ended, so more may have been used than was seen: all that is held, at least.
-        if let Some((_, plan)) = self.meter.take() {
-            self.hold.settle((self.used > plan.least).then(|| self.used.max(plan.most)));
+        // The body has not ended, so more may have been used than was seen.
+        if self.meter.take().is_some() {
+            self.hold.settle(Some(Used::AtLeast(self.used)));
         }
     }
 }
