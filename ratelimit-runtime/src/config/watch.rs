@@ -31,6 +31,7 @@ pub(super) fn start(path: &Path, own_tables: &[&str]) -> Result<Arc<Current>, Se
         path: absolute,
         rules: Arc::downgrade(&rules),
         processed: text.clone(),
+        is_rejected: false,
         reported: None,
         last_read: Ok(text),
         reads: 1,
@@ -54,6 +55,7 @@ struct Watcher {
     rules: Weak<Current>,
     /// The text that was last applied or rejected.
     processed: String,
+    is_rejected: bool,
     /// The error of reading that the log has, until the file can be read again.
     reported: Option<io::ErrorKind>,
     /// The last read, and the number of equal reads in a row.
@@ -73,19 +75,8 @@ impl Watcher {
             if self.reads < required_reads(&self.last_read) {
                 continue;
             }
-            let is_news = match &self.last_read {
-                Ok(text) => *text != self.processed,
-                Err(reason) => self.reported != Some(*reason),
-            };
-            if is_news {
-                // A log subscriber may panic. Later changes are applied all the same.
-                let _ = panic::catch_unwind(AssertUnwindSafe(|| self.apply(&rules)));
-            }
-            if self.reported.is_some() && !is_news && self.last_read.is_ok() {
-                let file = self.path.display();
-                let _ =
-                    panic::catch_unwind(|| tracing::info!(%file, "the file of the rules can be read again, unchanged"));
-            }
+            // A log subscriber may panic. Later changes are applied all the same.
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| self.take_in(&rules)));
             self.reported = self.last_read.as_ref().err().copied();
             if let Ok(text) = &self.last_read {
                 self.processed.clone_from(text);
@@ -93,19 +84,26 @@ impl Watcher {
         }
     }
 
-    fn apply(&self, rules: &Current) {
-        let file = self.path.display();
-        let text = match &self.last_read {
-            Ok(text) => text,
-            Err(reason) => {
-                return tracing::error!(%file, %reason, "cannot read the file of the rules; the rules stay as they were");
+    /// Takes in what was read, if it is news. After an error, the log tells that the file can be read again; of one
+    /// that was rejected, once more why.
+    fn take_in(&mut self, rules: &Current) {
+        let (file, is_back) = (self.path.display(), self.reported.is_some());
+        match &self.last_read {
+            Ok(text) if *text != self.processed || is_back && self.is_rejected => {
+                let replaced = rules.replace(text);
+                self.is_rejected = replaced.is_err();
+                match replaced {
+                    Ok(()) => tracing::info!(%file, "the rules have changed"),
+                    Err(reason) => {
+                        tracing::error!(%file, %reason, "the file of the rules is invalid; the rules stay as they were");
+                    }
+                }
             }
-        };
-        match rules.replace(text) {
-            Ok(()) => tracing::info!(%file, "the rules have changed"),
-            Err(reason) => {
-                tracing::error!(%file, %reason, "the file of the rules is invalid; the rules stay as they were");
+            Ok(_) if is_back => tracing::info!(%file, "the file of the rules can be read again, unchanged"),
+            Err(reason) if self.reported != Some(*reason) => {
+                tracing::error!(%file, %reason, "cannot read the file of the rules; the rules stay as they were");
             }
+            _ => {}
         }
     }
 }

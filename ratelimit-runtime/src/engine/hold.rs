@@ -250,7 +250,7 @@ impl Holding {
 
 impl Drop for Holding {
     /// The call has ended, failed, panicked or was cancelled. `Elapsed` is charged its time, other
-    /// costs what was recorded, or else all of it.
+    /// costs what was recorded; or else, and if that is a part, all of it at least.
     fn drop(&mut self) {
         let (elapsed_ms, reported, is_part) = (self.elapsed_ms(), self.reported, self.is_part);
         self.finish(UsedAmount { elapsed_ms, reported, is_part }, None);

@@ -284,7 +284,7 @@ impl Permit {
         }
     }
 
-    /// As [`Permit::record`], of a part of what may have been used: each charge is at least its maximum.
+    /// As [`Permit::record`], of a part of what may have been used: each settled cost is at least its maximum.
     #[cfg(feature = "tower")]
     pub(crate) fn record_part(&mut self, used: u64) {
         if let Receipt::Other(receipt) = &mut self.receipt

@@ -57,14 +57,19 @@ pub(super) fn are_mostly_misconfigured<'a>(failed: impl ExactSizeIterator<Item =
     2 * failed.filter(|error| error.misconfigured).count() > count
 }
 
-/// A doubt about failed servers, unless most of them report a mistake without one. Rejected credentials come first:
-/// they are logged.
+/// A doubt about failed servers, unless most of them report a mistake without one. Rejected credentials are logged, so
+/// most servers have to reject them.
 pub(super) fn common_doubt<'a>(failed: impl ExactSizeIterator<Item = &'a StoreError> + Clone) -> Option<Doubt> {
-    let is_mistake = |error: &&StoreError| error.misconfigured && error.doubt().is_none();
-    let are_mistakes = 2 * failed.clone().filter(is_mistake).count() > failed.len();
+    let are_most = |is: fn(&StoreError) -> bool| 2 * failed.clone().filter(|error| is(error)).count() > failed.len();
+    if are_most(|error| error.misconfigured && error.doubt().is_none()) {
+        return None;
+    }
+    if are_most(|error| error.doubt() == Some(Doubt::Credentials)) {
+        return Some(Doubt::Credentials);
+    }
     let doubts: Vec<_> = failed.filter_map(StoreError::doubt).collect();
-    let credentials = doubts.contains(&Doubt::Credentials).then_some(Doubt::Credentials);
-    credentials.or(doubts.first().copied()).filter(|_| !are_mistakes)
+    let other = doubts.iter().copied().find(|doubt| *doubt != Doubt::Credentials);
+    other.or((!doubts.is_empty()).then_some(Doubt::Configuration))
 }
 
 #[cfg(all(test, not(model_check)))]
@@ -104,6 +109,7 @@ mod tests {
             ([&known, &away, &known], Some(Doubt::Configuration)),
             ([&known, &rejected, &rejected], Some(Doubt::Credentials)),
             ([&known, &none, &away], Some(Doubt::Configuration)),
+            ([&rejected, &none, &away], Some(Doubt::Configuration)),
             ([&none, &none, &known], None),
             ([&none, &none, &none], None),
         ] {

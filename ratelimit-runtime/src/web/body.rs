@@ -57,14 +57,12 @@ impl<B> LimitedBody<B> {
             {
                 hold.add(data);
             }
-            // A server does not ask for more after the last part.
-            let has_ended = match part {
-                None => true,
-                Some(Ok(part)) => is_last(part, &service),
-                Some(Err(_)) => false,
-            };
-            if has_ended {
-                hold.end();
+            match part {
+                None => hold.end(),
+                // A server does not ask for more after the last part.
+                Some(Ok(part)) if is_last(part, &service) => hold.end(),
+                Some(Ok(_)) => {}
+                Some(Err(_)) => hold.fail(),
             }
         }
         polled

@@ -82,8 +82,8 @@ impl RateLimitLayer {
     ///
     /// # Panics
     ///
-    /// If two limits are [settled](Limit::settle) by different [`SettleBy`]: all settled limits of a
-    /// request are charged the same cost. If a limit without [`Limit::cost`] and [`Limit::count`] is
+    /// If two limits are [settled](Limit::settle) by different [`SettleBy`]: the cost that a
+    /// response tells is that of all settled limits. If a limit without [`Limit::cost`] and [`Limit::count`] is
     /// settled with a `max` above the count of its rule: no request would ever fit.
     #[track_caller]
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {

@@ -191,7 +191,8 @@ impl Limit {
     /// count in a rules file, must not be below `max`.
     ///
     /// All of it is charged if the response does not tell the cost: the service failed or
-    /// panicked, the client disconnected in between, or the body did not end.
+    /// panicked, the client disconnected in between, or the body did not end. If such a body has told more,
+    /// that is charged.
     ///
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Rule, web::{KeyBy, Limit, SettleBy}};
@@ -205,7 +206,7 @@ impl Limit {
     /// ```
     ///
     /// Several limits of a layer may be settled by clones of one [`SettleBy`]: each is charged the
-    /// same cost. For different ones, use several layers.
+    /// same cost, if the response tells it. For different ones, use several layers.
     ///
     /// # Panics
     ///

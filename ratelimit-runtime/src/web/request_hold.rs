@@ -99,7 +99,7 @@ enum Used {
 }
 
 /// Keeps the holds of a request until the body of its response has ended. Dropping it settles them,
-/// with all that was held if the body has not ended.
+/// with all that was held, at least, if the body has not ended.
 pub(super) struct BodyHold {
     hold: RequestHold,
     meter: Option<BodyMeter>,
@@ -151,6 +151,13 @@ impl BodyHold {
         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
     }
 
+    /// The body has failed, or was dropped before its end: more may have been used than was seen.
+    pub(super) fn fail(&mut self) {
+        if self.meter.take().is_some() {
+            self.hold.settle(Some(Used::AtLeast(self.used)));
+        }
+    }
+
     /// The body has ended: its cost is known.
     pub(super) fn end(&mut self) {
         if self.meter.take().is_some() {
@@ -164,10 +171,7 @@ impl Drop for BodyHold {
         if self.left == Some(0) {
             self.end();
         }
-        // The body has not ended, so more may have been used than was seen.
-        if self.meter.take().is_some() {
-            self.hold.settle(Some(Used::AtLeast(self.used)));
-        }
+        self.fail();
     }
 }
 

@@ -25,12 +25,12 @@ fn by_body() -> SettleBy {
     })
 }
 
-async fn used_by(user: &str, limiter: &Limiter) -> u64 {
-    100 - limiter.peek(&TOKENS, user).await.unwrap().remaining()
+async fn used_by(rule: &Rule, user: &str, limiter: &Limiter) -> u64 {
+    100 - limiter.peek(rule, user).await.unwrap().remaining()
 }
 
 async fn used(limiter: &Limiter) -> u64 {
-    used_by("alice", limiter).await
+    used_by(&TOKENS, "alice", limiter).await
 }
 
 fn tokens(max: u64, by: SettleBy) -> Limit {
@@ -105,6 +105,24 @@ async fn all_parts_of_a_body_count_whatever_its_length_was_said_to_be() {
     assert_eq!(used(&limiter).await, 7);
 }
 
+/// An adapter around the body may ask on after an error, and is told that there is no more.
+#[tokio::test]
+async fn a_body_that_is_polled_after_its_failure_has_not_ended() {
+    use tower::{Layer as _, ServiceExt as _};
+
+    let (layer, limiter, _clock) = timed([tokens(40, by_body())]).await;
+    let service = tower::service_fn(async |_: http::Request<()>| {
+        let parts = stream::iter([Ok("tokens=3;"), Err(std::io::Error::other("failure"))]);
+        Ok::<_, std::io::Error>(http::Response::new(Body::from_stream(parts)))
+    });
+    let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+    let mut body = layer.layer(service).oneshot(request).await.unwrap().into_body();
+    assert!(body.frame().await.unwrap().is_ok() && body.frame().await.unwrap().is_err());
+    assert!(body.frame().await.is_none());
+    drop(body);
+    assert_eq!(used(&limiter).await, 40);
+}
+
 /// A client, by its use of the response.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Client {
@@ -117,8 +135,12 @@ enum Client {
 async fn the_parts_of_a_body_tell_the_cost() {
     let server = ratelimit_harness::RedisServer::start();
     for kind in KINDS {
-        for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
-            let layer = RateLimitLayer::new([tokens(40, by_body())]).limiter(limiter.clone());
+        let limiters = [Limiter::in_memory(), crate::support::limiter_on(&server).await];
+        // A log holds the cost, and a window is charged it and gets a refund.
+        let rules = [TOKENS, TOKENS.with_algorithm(Algorithm::FixedWindow { align: false })];
+        for (limiter, rule) in limiters.iter().flat_map(|limiter| rules.map(|rule| (limiter, rule))) {
+            let limit = Limit::new(rule).key(by_user()).settle(40, by_body());
+            let layer = RateLimitLayer::new([limit]).limiter(limiter.clone());
             let service = Service::start(kind, layer);
             for (path, parts, client, cost) in [
                 ("/stream", "tokens=3;", Client::Reads, 3),
@@ -134,19 +156,19 @@ async fn the_parts_of_a_body_tell_the_cost() {
                 ("/stream", "failure", Client::Reads, 40),
             ] {
                 let user = &format!("user-{}", crate::support::fresh_key());
-                let what = format!("{kind:?}, {path}, {parts}, {client:?}");
+                let what = format!("{kind:?}, {rule:?}, {path}, {parts}, {client:?}");
                 let request = service.get(path).header("x-user", user).header("x-parts", parts);
                 match (request.send().await, client) {
                     (Err(_), _) => assert!(path == "/panic" || parts.ends_with("failure"), "{what}"),
                     (Ok(response), Client::Reads) => drop(response.bytes().await),
                     (Ok(mut response), Client::Leaves) => {
                         assert!(response.chunk().await.unwrap().is_some(), "{what}");
-                        assert_eq!(used_by(user, &limiter).await, 40, "{what}: held while the body runs");
+                        assert_eq!(used_by(&rule, user, limiter).await, 40, "{what}: held while the body runs");
                         drop(response);
                     }
                 }
                 eventually(&format!("{what}: the body is gone"), || async { !is_open(user) }).await;
-                let is_settled = || async { used_by(user, &limiter).await == cost };
+                let is_settled = || async { used_by(&rule, user, limiter).await == cost };
                 eventually(&format!("{what}: {cost} are used"), is_settled).await;
                 tokio::time::sleep(Duration::from_millis(10)).await; // what it held is no other cost
                 assert!(is_settled().await, "{what}");
