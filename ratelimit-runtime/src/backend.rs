@@ -137,11 +137,13 @@ impl CounterReceipt {
     }
 
     /// Whether it is a place, which its refund frees.
+    #[inline]
     pub(crate) fn is_place(&self) -> bool {
         self.rule().is_concurrent()
     }
 
     /// The rule without its name.
+    #[inline]
     pub(crate) fn rule(&self) -> Rule {
         Rule::without_id("", self.count, self.period_ms, self.algorithm)
     }

@@ -171,7 +171,7 @@ impl Acquire {
                 Attempt::Decided if outcome.fits() => {
                     if let Some(engine) = place.take() {
                         let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
-                        let receipt = Receipt::Backend(engine, receipt.into());
+                        let receipt = Receipt::of_backend(engine, receipt.into());
                         return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, receipt)));
                     }
                 }
@@ -205,7 +205,7 @@ impl Acquire {
                 }
                 engine.record_success();
                 observe::admitted(rule, outcome.remaining.value());
-                return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))));
+                return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::of_backend(engine, receipt))));
             }
             Err(error) => error,
         };

@@ -18,9 +18,7 @@ use super::{
     renewals,
 };
 use crate::{
-    RequestPerMinute, Rule,
-    backend::CounterReceipt,
-    background,
+    RequestPerMinute, Rule, background,
     counter::CounterId,
     deadline::{self, after},
     observe,
@@ -28,28 +26,6 @@ use crate::{
 };
 
 type EngineHold = renewals::HeldCharge<EngineRef>;
-
-/// A place of the memory store that an attempt has taken. Dropping it frees the place.
-pub(super) struct HeldPlace {
-    engine: EngineRef,
-    receipt: CounterReceipt,
-}
-
-impl HeldPlace {
-    pub(super) fn new(engine: EngineRef, receipt: CounterReceipt) -> Self {
-        Self { engine, receipt }
-    }
-
-    pub(super) fn cost(&self) -> u64 {
-        self.receipt.cost
-    }
-}
-
-impl Drop for HeldPlace {
-    fn drop(&mut self) {
-        self.engine.refund_receipt_in_background(self.receipt.into());
-    }
-}
 
 /// The charges of one call that are settled later: when this is dropped.
 pub(crate) struct Holding {

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{
     backend_kind::BackendReceipt,
     core::{EngineRef, Origin},
-    hold::{HeldPlace, Holding},
+    hold::Holding,
     several::SeveralCharges,
 };
 use crate::{
@@ -50,15 +50,45 @@ pub struct Permit {
 /// The charges to refund. A permit is moved more often than it is refunded, so this is small.
 pub(super) enum Receipt {
     Nothing,
-    /// One charge that the backend has decided by itself.
-    Backend(EngineRef, BackendReceipt),
-    /// One place of the memory store. Dropping it frees the place.
-    Place(HeldPlace),
+    /// One charge that the backend has decided by itself. Dropping it frees a place.
+    Backend(BackendCharge),
     /// Several charges that the backend has decided by itself. Dropping them frees their places.
     Several(Box<SeveralCharges>),
     /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
     /// in each limited function.
     Other(Arc<OtherReceipt>),
+}
+
+/// One charge that the backend has decided by itself, and `None` once it was taken out. Dropping it frees a place.
+///
+/// A place is no variant of its own of [`Receipt`]: with two variants of this size, each permit would be longer by a
+/// tag, and each call by a twentieth.
+pub(super) struct BackendCharge(Option<(EngineRef, BackendReceipt)>);
+
+impl BackendCharge {
+    #[inline]
+    fn place(&self) -> Option<&CounterReceipt> {
+        match &self.0 {
+            Some((_, BackendReceipt::Counter(receipt))) if receipt.is_place() => Some(receipt),
+            _ => None,
+        }
+    }
+
+    /// Also frees a place.
+    fn refund_in_background(&mut self) {
+        if let Some((engine, receipt)) = self.0.take() {
+            engine.refund_receipt_in_background(receipt);
+        }
+    }
+}
+
+impl Drop for BackendCharge {
+    #[inline]
+    fn drop(&mut self) {
+        if self.place().is_some() {
+            self.refund_in_background();
+        }
+    }
 }
 
 pub(super) enum OtherReceipt {
@@ -87,6 +117,11 @@ fn most_restrictive<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option
 }
 
 impl Receipt {
+    #[inline]
+    pub(super) fn of_backend(engine: EngineRef, receipt: BackendReceipt) -> Self {
+        Self::Backend(BackendCharge(Some((engine, receipt))))
+    }
+
     fn into_other(self) -> Option<OtherReceipt> {
         if let Self::Other(receipt) = self { Arc::into_inner(receipt) } else { None }
     }
@@ -97,7 +132,7 @@ impl Receipt {
         match (&charges[..], origin, engine.memory()) {
             ([charge], Origin::Store, Some(_)) if is_single && !charge.rule.is_shadow() => {
                 let receipt = CounterReceipt::new(charge.counter.id(), &charge.rule, charge.cost, charge.receipt);
-                Self::Backend(engine, receipt.into())
+                Self::of_backend(engine, receipt.into())
             }
             _ => OtherReceipt::Store((engine, charges, origin)).into(),
         }
@@ -135,7 +170,7 @@ impl Permit {
     #[inline(never)] // the code of other calls stays short
     pub(super) fn of_place(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: Outcome) -> Self {
         let receipt = CounterReceipt::new(id, rule, cost, outcome.receipt);
-        Self::new(rule.limit(), &outcome, Receipt::Place(HeldPlace::new(engine, receipt)))
+        Self::new(rule.limit(), &outcome, Receipt::of_backend(engine, receipt.into()))
     }
 
     /// For a call without a charge, with the numbers of a decision.
@@ -158,7 +193,7 @@ impl Permit {
     #[cfg(feature = "tower")]
     pub(crate) fn holds_place(&self) -> bool {
         match &self.receipt {
-            Receipt::Place(_) => true,
+            Receipt::Backend(charge) => charge.place().is_some(),
             Receipt::Several(charges) => charges.has_place(),
             _ => self.holding().is_some_and(Holding::has_place),
         }
@@ -178,8 +213,9 @@ impl Permit {
             Some((charge.rule, charge.cost))
         }
         match &self.receipt {
-            Receipt::Nothing | Receipt::Place(_) => None,
-            Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
+            Receipt::Nothing => None,
+            Receipt::Backend(charge) if charge.place().is_some() => None,
+            Receipt::Backend(charge) => charge.0.as_ref().and_then(|(_, receipt)| receipt.rule_and_cost()),
             Receipt::Several(charges) => charges.most_restrictive,
             Receipt::Other(receipt) => match &**receipt {
                 OtherReceipt::Store((_, charges, _)) => of_store(&**charges),
@@ -374,9 +410,14 @@ impl Permit {
     /// sent again.
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
         let receipt = match self.receipt {
-            Receipt::Backend(engine, receipt) => return engine.refund_receipt(receipt).await,
+            Receipt::Backend(mut charge) => {
+                if let Some(place) = charge.place() {
+                    return Ok(place.cost);
+                }
+                let Some((engine, receipt)) = charge.0.take() else { return Ok(0) };
+                return engine.refund_receipt(receipt).await;
+            }
             Receipt::Several(charges) => return charges.refund().await,
-            Receipt::Place(place) => return Ok(place.cost()),
             receipt => receipt.into_other(),
         };
         match receipt {
@@ -399,7 +440,7 @@ impl Permit {
     /// Refunds the permit in the background. Holds are settled by the drop of `Holding`.
     pub(crate) fn refund_in_background(self) {
         let receipt = match self.receipt {
-            Receipt::Backend(engine, receipt) => return engine.refund_receipt_in_background(receipt),
+            Receipt::Backend(mut charge) => return charge.refund_in_background(),
             Receipt::Several(charges) => return charges.refund_in_background(),
             receipt => receipt.into_other(),
         };
