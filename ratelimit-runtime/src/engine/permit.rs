@@ -130,7 +130,10 @@ impl Receipt {
     /// which one, so the receipt need not.
     pub(super) fn of_charges(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
         match (&charges[..], origin, engine.memory()) {
-            ([charge], Origin::Store, Some(_)) if is_single && !charge.rule.is_shadow() => {
+            // A place that is not held is none to free: its cost is 0, or it was only looked for.
+            ([charge], Origin::Store, Some(_))
+                if is_single && !charge.rule.is_shadow() && !charge.rule.is_concurrent() =>
+            {
                 let receipt = CounterReceipt::new(charge.counter.id(), &charge.rule, charge.cost, charge.receipt);
                 Self::of_backend(engine, receipt.into())
             }
@@ -488,5 +491,23 @@ impl fmt::Debug for Permit {
             .field("remaining", &ReadableNumber(self.remaining()))
             .field("reset_after", &self.reset_after())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Limiter};
+
+    /// Its drop would wake callers who wait for a place, and a web layer would keep it.
+    #[tokio::test]
+    async fn a_call_of_cost_0_has_no_place_to_free() {
+        let rule = Rule::new("place", 1, Duration::from_secs(60)).with_algorithm(Algorithm::Concurrent);
+        let limiter = Limiter::in_memory();
+        for (cost, has_place) in [(0, false), (1, true)] {
+            let permit = limiter.acquire_n(&rule, 1, cost).await.unwrap();
+            let is_place = matches!(&permit.receipt, Receipt::Backend(charge) if charge.place().is_some());
+            assert_eq!(is_place, has_place, "cost {cost}");
+        }
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn are_mostly_misconfigured<'a>(failed: impl ExactSizeIterator<Item =
 }
 
 /// A doubt about failed servers, unless most of them report a mistake without one. Rejected credentials are logged, so
-/// most servers have to reject them.
+/// most of the failed servers have to reject them.
 pub(super) fn common_doubt<'a>(failed: impl ExactSizeIterator<Item = &'a StoreError> + Clone) -> Option<Doubt> {
     let are_most = |is: fn(&StoreError) -> bool| 2 * failed.clone().filter(|error| is(error)).count() > failed.len();
     if are_most(|error| error.misconfigured && error.doubt().is_none()) {

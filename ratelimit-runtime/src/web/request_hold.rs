@@ -151,8 +151,11 @@ impl BodyHold {
         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
     }
 
-    /// The body has failed, or was dropped before its end: more may have been used than was seen.
+    /// The body has failed or was dropped. Before its end, more may have been used than was seen.
     pub(super) fn fail(&mut self) {
+        if self.left == Some(0) {
+            self.end();
+        }
         if self.meter.take().is_some() {
             self.hold.settle(Some(Used::AtLeast(self.used)));
         }
@@ -168,9 +171,6 @@ impl BodyHold {
 
 impl Drop for BodyHold {
     fn drop(&mut self) {
-        if self.left == Some(0) {
-            self.end();
-        }
         self.fail();
     }
 }
