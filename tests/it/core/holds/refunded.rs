@@ -424,7 +424,7 @@ async fn a_counter_is_not_charged_twice_by_a_call_that_settles_it() {
 async fn a_settlement_that_was_not_sent_is_sent_when_the_server_is_back() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
-    let builder = Limiter::builder(&proxy.url()).deadline(SECOND / 2).on_store_error(OnStoreError::Deny);
+    let builder = Limiter::builder(&proxy.url()).deadline(3 * SECOND).on_store_error(OnStoreError::Deny);
     let (limiter, other) = (builder.build().await.unwrap(), limiter_on(&server).await);
     let (key, less, rule) = (fresh_key(), fresh_key(), hourly(1000, FIXED));
     limiter.reserve(&rule, key, 300).await.unwrap().settle(200).await.unwrap();
