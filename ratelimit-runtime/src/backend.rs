@@ -94,7 +94,6 @@ pub(crate) struct Query<'a> {
     pub(crate) cost: u64,
     /// The caller can keep a place, until it refunds the charge. A memory store gives it one then; all others
     /// only deny places.
-    pub(crate) can_hold: bool,
     pub(crate) outcome: Outcome,
 }
 
@@ -103,12 +102,12 @@ const NO_RULE: &Rule = &Rule::new("", 0, Duration::ZERO);
 impl<'a> Query<'a> {
     /// No charge.
     pub(crate) const NONE: Self =
-        Self { rule: NO_RULE, key: &Key::NONE, id: CounterId::NONE, cost: 0, can_hold: false, outcome: Outcome::NONE };
+        Self { rule: NO_RULE, key: &Key::NONE, id: CounterId::NONE, cost: 0, outcome: Outcome::NONE };
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // the hash is short code
     pub(crate) fn new(rule: &'a Rule, key: &'a Key, cost: u64) -> Self {
-        Self { rule, key, id: CounterId::new_inline(rule, key), cost, can_hold: false, outcome: Outcome::NONE }
+        Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE }
     }
 
     /// The charge, with the name of the counter.

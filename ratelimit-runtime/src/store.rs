@@ -503,12 +503,21 @@ pub struct Hold {
 impl Hold {
     /// A hold of the whole cost, with a new random id.
     pub fn new(lease: Duration) -> Self {
-        Self::with_id(random() >> 12, lease)
+        Self::with_id((random() >> 12).max(1), lease)
     }
 
     /// A hold that the memory store keeps: its id is unique in this process only.
     pub(crate) fn kept(lease: Duration) -> Self {
-        Self { is_kept: true, ..Self::with_id(random_in_process() >> 12, lease) }
+        Self { is_kept: true, ..Self::with_id((random_in_process() >> 12).max(1), lease) }
+    }
+
+    /// A hold of places that a permit frees when it is dropped. A memory store keeps it, by no id.
+    pub(crate) fn of_permit(lease: Duration) -> Self {
+        Self { is_kept: true, ..Self::with_id(0, lease) }
+    }
+
+    pub(crate) fn is_of_permit(&self) -> bool {
+        self.id == 0
     }
 
     fn with_id(id: u64, lease: Duration) -> Self {

@@ -251,7 +251,7 @@ impl<K: Ord, V> SmallMap<K, V> {
 }
 
 /// End of a lease that begins now.
-fn end_ms(now_us: u64, lease_ms: u64) -> u64 {
+pub(super) fn end_ms(now_us: u64, lease_ms: u64) -> u64 {
     now_us.div_ceil(1000).saturating_add(lease_ms)
 }
 

@@ -157,7 +157,7 @@ impl Acquire {
             && let Some(key) = key.counter_key()
         {
             let waiter = Waiter { waker: context.waker(), ticket };
-            let mut query = Query { can_hold: true, ..Query::new(rule, key, *cost) };
+            let mut query = Query::new(rule, key, *cost);
             let attempt = try_charge(engine, &mut query, Some(waiter));
             let Query { id, outcome, .. } = query;
             match attempt {

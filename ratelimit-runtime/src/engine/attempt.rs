@@ -67,6 +67,7 @@ fn try_acquire_rule(
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
+    debug_assert!(!rule.is_concurrent(), "without a permit, nobody would free the place");
     let mut query = Query::new(rule, key, cost);
     match try_charge(engine, &mut query, None) {
         Attempt::Decided if query.outcome.fits() => Some(Decided::Admitted),
@@ -119,8 +120,7 @@ fn add_key(refused: &mut RequestPerMinute, key: &Key) {
 /// The one attempt on a charge. The general way decides what it does not:
 ///
 /// - calls that are refused without the store, invalid rules, and rules in shadow mode or with a ban;
-/// - costs that are settled later, calls that wait, slots that come later, and free places, unless the caller
-///   can hold one of a memory store;
+/// - costs that are settled later, calls that wait, slots that come later, and places on Redis;
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
 #[inline(always)]
@@ -251,14 +251,11 @@ fn attempt_some<'a, const N: usize, T>(
             return None;
         }
         // What can't be given here would be tried in vain, and others beside it charged and refunded.
-        if N > 1 && !rule.decides_at_once() && !(can_hold && rule.is_concurrent()) {
+        if N > 1 && !rule.decides_at_once() && !rule.is_concurrent() || rule.is_concurrent() && !can_hold {
             return None;
         }
         // Its other fields stay as they are: writing all of them takes long.
         (query.rule, query.key, query.id, query.cost) = (rule, key, CounterId::new_inline(rule, key), cost);
-        if can_hold {
-            query.can_hold = true;
-        }
     }
     let settlements = engine.settlements(); // mostly empty: one test for all counters, not one for each
     if !settlements.is_empty() && queries.iter().any(|query| settlements.has(query.id)) {

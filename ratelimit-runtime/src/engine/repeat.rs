@@ -167,7 +167,11 @@ impl EngineRef {
     }
 
     fn begin_refund_receipt(&self, receipt: BackendReceipt) -> Refund {
-        let (counters, repeatable) = (receipt.id().into_iter().collect(), receipt.charges());
+        let mut counters = SmallVec::new();
+        if let Some(id) = receipt.id() {
+            counters.push(id); // shorter code than `collect`
+        }
+        let repeatable = receipt.charges();
         Refund { counters, repeatable, reply: self.backend().refund_charge(receipt) }
     }
 }
@@ -200,7 +204,7 @@ impl Refund {
 
     fn complete_in_background(self, engine: &EngineRef) {
         if let Reply::Ready(_) = self.reply {
-            self.counters.into_iter().for_each(|counter| engine.queues().changed_id(counter));
+            self.counters.iter().for_each(|counter| engine.queues().changed_id(*counter));
             return;
         }
         let engine = engine.clone();

@@ -155,7 +155,7 @@ impl Memory {
     }
 
     /// Charges one counter if the cost fits. Returns also the time of the decision. `None` if there is
-    /// no room for the counter, for a slot that comes later, and for a free place unless the caller `can_hold` it.
+    /// no room for the counter, and for a slot that comes later.
     /// If it `may_be_undone`, also for a charge that can't be.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
@@ -166,16 +166,13 @@ impl Memory {
         read: ClockReadings,
         may_be_undone: bool,
     ) -> Option<(Outcome, u64)> {
-        let Query { rule, id, cost, can_hold, .. } = *query;
+        let Query { rule, id, cost, .. } = *query;
         let MemoryShard { latest_us, counters, .. } = shard;
         let time = LockedTime { clock: &self.clock, latest_us, read };
         let is_stored = match counters.charge_at_once(id, rule, cost, time) {
             Ok(decided) => return Some(decided),
             Err(why) => why != NotAtOnce::NotStored,
         };
-        if rule.is_concurrent() && !can_hold {
-            return None;
-        }
         let now_us = LockedTime { clock: &self.clock, latest_us: &mut shard.latest_us, read }.us().us;
         let can_undo = |state: &mut dyn MemoryState| state.is_fresh(now_us) || state.can_undo(rule);
         if may_be_undone && is_stored && shard.update(id, rule, can_undo) != Some(true) {
@@ -196,7 +193,7 @@ impl Memory {
         is_stored: bool,
         now_us: u64,
     ) -> Option<Outcome> {
-        let place = rule.is_concurrent().then(|| Hold::kept(rule.period()));
+        let place = rule.is_concurrent().then(|| Hold::of_permit(rule.period()));
         // Denies a slot for which the caller has to sleep.
         let query = ChargeQuery { longest_wait_ms: 0, hold: place.as_ref(), ..ChargeQuery::of(rule, cost) };
         let charged = if is_stored {

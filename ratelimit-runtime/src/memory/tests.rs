@@ -316,13 +316,14 @@ fn several_charges_are_attempted_only_with_room_for_those_of_all_other_calls() {
     }
 }
 
-/// The attempt ends at a place, which needs a hold. So it tells what was charged before.
+/// The attempt ends at a slot that comes later, which needs a sleep. So it tells what was charged before.
 #[test]
 fn several_charges_are_made_in_the_order_of_their_shards() {
     let memory = Memory::new(ManualClock::new().into(), 10_000, 0);
-    let place = Rule::new("place", 1, PERIOD).with_algorithm(Algorithm::Concurrent);
-    let (first, second) = (key_in(3, &place, 0), key_in(5, &RULE, 0));
-    let mut queries = [Query::new(&RULE, &second, 1), Query::new(&place, &first, 1)];
+    let queue = Rule::new("queue", 1, PERIOD).with_algorithm(Algorithm::LeakyBucket { queue: 5 });
+    let (first, second) = (key_in(3, &queue, 0), key_in(5, &RULE, 0));
+    assert!(matches!(memory.try_charge(&mut Query::new(&queue, &first, 1), None), Attempt::Decided));
+    let mut queries = [Query::new(&RULE, &second, 1), Query::new(&queue, &first, 1)];
     assert!(matches!(memory.try_charge_all(&mut queries), Attempt::Unsupported));
     assert_eq!(queries[0].outcome, Outcome::NONE, "it was not charged");
 
@@ -352,6 +353,20 @@ fn a_place_is_denied_at_once_as_a_request_is() {
     assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
     let Decision { remaining, retry_after_ms, .. } = denied.charges[0].decision;
     assert_eq!(query.outcome, Outcome::denied(remaining, retry_after_ms));
+}
+
+/// Of a new counter, and of one whose place is free again. Nobody would free it.
+#[test]
+fn a_charge_without_a_hold_takes_no_place() {
+    let memory = Memory::new(ManualClock::new().into(), 10, 0);
+    let place = Rule::new("place", 1, PERIOD).with_algorithm(Algorithm::Concurrent);
+    for _ in 0..2 {
+        assert!(decide(&memory, &[(&place, &Key::NONE)]).unwrap());
+        let mut query = Query::new(&place, &Key::NONE, 1);
+        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided) && query.outcome.fits());
+        assert!(!decide(&memory, &[(&place, &Key::NONE)]).unwrap());
+        memory.refund_charge(CounterReceipt::new(query.id, &place, 1, query.outcome.receipt));
+    }
 }
 
 /// In the units of the bucket, the largest cost here would wrap to 0.

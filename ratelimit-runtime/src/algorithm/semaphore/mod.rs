@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::{
     contract::{Evaluation, MemoryState, Recovery},
-    hold_set::HoldSet,
+    hold_set::{HoldSet, end_ms},
 };
 #[cfg(feature = "redis")]
 use super::{
@@ -21,28 +21,70 @@ use crate::{
     Rule,
     clock::DecisionTime,
     decision::Outcome,
+    duration::random_in_process,
     store::{ChargeQuery, Hold},
 };
 
 /// The places of one counter.
+///
+/// Most are taken by a permit of this process, which frees its place once, when it is dropped: their number is
+/// enough.
 #[derive(Debug, Default)]
-pub(crate) struct Semaphore(HoldSet);
+pub(crate) struct Semaphore {
+    /// The places that permits free. Their leases do not end.
+    taken: u64,
+    /// A random number that is in the receipts of these places: after a reset, an earlier permit frees no place.
+    /// Never 0.
+    epoch: u64,
+    /// The places of holds.
+    held: Option<Box<HoldSet>>,
+}
 
 impl Semaphore {
+    fn total(&self) -> u64 {
+        self.taken.saturating_add(self.held.as_ref().map_or(0, |held| held.total()))
+    }
+
+    /// The end of the leases of permits, which are renewed all the time.
+    fn taken_until_ms(&self, rule: &Rule, now_us: u64) -> Option<u64> {
+        (self.taken > 0).then(|| end_ms(now_us, rule.period_ms()))
+    }
+
+    /// The earliest end of a lease.
+    fn first_end_ms(&self, rule: &Rule, now_us: u64) -> Option<u64> {
+        let taken = self.taken_until_ms(rule, now_us);
+        match &self.held {
+            Some(held) => taken.into_iter().chain(held.first_end_ms(now_us)).min(),
+            None => taken,
+        }
+    }
+
+    /// The latest end of a lease.
+    fn last_end_ms(&self, rule: &Rule, now_us: u64) -> Option<u64> {
+        self.taken_until_ms(rule, now_us).max(self.held.as_ref().and_then(|held| held.last_end_ms(now_us)))
+    }
+
+    #[inline]
+    fn drop_expired(&mut self, now_us: u64) {
+        if let Some(held) = &mut self.held {
+            held.drop_expired(now_us);
+        }
+    }
+
     /// The number of free places. If they are too few, also the time until the first hold ends: that one may not
     /// free enough, and the caller is evaluated again then.
     #[inline]
     fn free(&mut self, rule: &Rule, cost: u64, now_us: u64) -> (u64, Option<u64>) {
-        self.0.drop_expired(now_us);
-        let remaining = rule.count().saturating_sub(self.0.total());
-        let wait_ms = || self.0.first_end_ms(now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
+        self.drop_expired(now_us);
+        let remaining = rule.count().saturating_sub(self.total());
+        let wait_ms = || self.first_end_ms(rule, now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
         (remaining, (cost > remaining).then(wait_ms))
     }
 
-    /// Returns the number of places that were still held.
-    fn release(&mut self, hold_id: u64, now_us: u64) -> u64 {
-        self.0.drop_expired(now_us);
-        self.0.remove(hold_id).map_or(0, |held| held.amount)
+    /// Takes places for a permit. Returns the receipt.
+    fn take(&mut self, amount: u64) -> [u64; 2] {
+        self.taken = self.taken.saturating_add(amount);
+        [self.epoch, amount]
     }
 }
 
@@ -50,7 +92,7 @@ impl MemoryState for Semaphore {
     type Align = ();
 
     fn restart(&mut self, _rule: &Rule, _now_us: u64) {
-        *self = Self::default();
+        *self = Self { epoch: random_in_process().max(1), ..Self::default() };
     }
 
     fn recovery(_rule: &Rule) -> Recovery {
@@ -59,30 +101,43 @@ impl MemoryState for Semaphore {
 
     #[inline]
     fn expires_at_ms(&self) -> u64 {
-        self.0.expires_at_ms()
+        match &self.held {
+            _ if self.taken > 0 => u64::MAX,
+            Some(held) => held.expires_at_ms(),
+            None => 0,
+        }
     }
 
     fn correct_clock(&mut self, _rule: &Rule, _now_us: u64) {}
 
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
         let (remaining, retry_after_ms) = self.free(query.rule, cost, now_us);
-        let reset_after_ms = self.0.last_end_ms(now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
+        let reset_after_ms = self.last_end_ms(query.rule, now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
         let found = Evaluation::new(query.rule, remaining, reset_after_ms, retry_after_ms);
-        if found.fits { found } else { Evaluation { held: self.0.total(), fits_when_released: true, ..found } }
+        if found.fits { found } else { Evaluation { held: self.total(), fits_when_released: true, ..found } }
     }
 
     /// Takes no places without a hold; see [`Store::decide`](crate::Store::decide).
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
-        let Some(hold) = query.hold else { return [0; 2] };
-        self.0.insert(now_us, amount, hold);
-        [hold.id, amount]
+        match query.hold {
+            None => [0; 2],
+            Some(hold) if hold.is_of_permit() => self.take(amount),
+            Some(hold) => {
+                self.held.get_or_insert_default().insert(now_us, amount, hold);
+                [0, amount] // it is settled, and not refunded
+            }
+        }
     }
 
-    /// Only denies: a free place is taken with a hold.
-    #[inline]
+    #[inline(never)] // the code of calls of other rules stays short
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         let (remaining, retry_after_ms) = self.free(rule, cost, now.us);
-        retry_after_ms.map(|retry_after_ms| Outcome::denied(remaining, retry_after_ms))
+        if let Some(retry_after_ms) = retry_after_ms {
+            return Some(Outcome::denied(remaining, retry_after_ms));
+        }
+        let receipt = self.take(cost);
+        let reset_after_ms = self.last_end_ms(rule, now.us).map_or(0, |ends_ms| ends_ms - now.ms);
+        Some(Outcome::admitted(remaining - cost, reset_after_ms, receipt))
     }
 
     #[inline]
@@ -90,17 +145,25 @@ impl MemoryState for Semaphore {
         true
     }
 
-    /// Releases a place.
-    fn refund(&mut self, _rule: &Rule, _cost: u64, [hold_id, _]: [u64; 2], now_us: u64) -> u64 {
-        self.release(hold_id, now_us)
+    /// Frees the places of a permit.
+    fn refund(&mut self, _rule: &Rule, _cost: u64, [epoch, amount]: [u64; 2], _now_us: u64) -> u64 {
+        if epoch != self.epoch {
+            return 0; // of an earlier state, or nothing was taken
+        }
+        let freed = amount.min(self.taken);
+        self.taken -= freed;
+        freed
     }
 
     fn renew(&mut self, hold: &Hold, now_us: u64) -> bool {
-        self.0.renew(now_us, hold)
+        self.held.as_mut().is_some_and(|held| held.renew(now_us, hold))
     }
 
     fn settle(&mut self, _rule: &Rule, hold: &Hold, _used: u64, now_us: u64) -> u64 {
-        self.release(hold.id, now_us)
+        self.drop_expired(now_us);
+        let removed = self.held.as_mut().and_then(|held| held.remove(hold.id));
+        self.held.take_if(|held| held.len() == 0); // most counters have no further one soon
+        removed.map_or(0, |held| held.amount)
     }
 }
 
@@ -159,5 +222,76 @@ impl RedisScript for Semaphore {
     /// Holds are decided one by one.
     fn shift_reply(_rule: &Rule, _reply: &Value, _more: i64) -> Option<Value> {
         None
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Algorithm;
+
+    const COUNT: u64 = 6;
+
+    proptest! {
+        /// A permit frees its places once, and after a reset none.
+        #[test]
+        fn places_of_permits_and_of_holds_are_counted_together(
+            steps in prop::collection::vec((0_u8..8, 1_u64..4, 0_usize..8), 1..80),
+        ) {
+            let rule = Rule::new("item", COUNT, Duration::from_secs(1)).with_algorithm(Algorithm::Concurrent);
+            let (mut state, mut now_us) = (Semaphore::default(), 1_000_000);
+            state.restart(&rule, now_us);
+            // Receipts with the places that count, and holds with their ends.
+            let (mut permits, mut holds) = (Vec::<([u64; 2], u64)>::new(), Vec::<(Hold, u64, u64)>::new());
+            for (what, cost, at) in steps {
+                holds.retain(|(_, _, ends_ms)| *ends_ms > now_us / 1000);
+                let held: u64 = holds.iter().map(|(_, amount, _)| amount).sum();
+                let taken = held + permits.iter().map(|(_, counted)| counted).sum::<u64>();
+                match what {
+                    0..3 => {
+                        let now = DecisionTime { us: now_us, ms: now_us / 1000 };
+                        let outcome = state.charge_at_once(&rule, cost, now).unwrap();
+                        let left = if taken + cost <= COUNT { COUNT - taken - cost } else { COUNT - taken };
+                        prop_assert_eq!((outcome.fits(), outcome.remaining.value()), (taken + cost <= COUNT, left));
+                        if outcome.fits() {
+                            permits.push((outcome.receipt, cost));
+                        }
+                    }
+                    3 => {
+                        let hold = Hold::new(Duration::from_millis(10 * cost));
+                        let query = ChargeQuery { hold: Some(&hold), ..ChargeQuery::of(&rule, cost) };
+                        let found = state.evaluate(&query, cost, now_us);
+                        prop_assert_eq!((found.fits, found.decision.remaining), (taken + cost <= COUNT, COUNT - taken));
+                        if found.fits {
+                            state.commit(&query, cost, now_us);
+                            holds.push((hold, cost, end_ms(now_us, hold.lease_ms())));
+                        }
+                    }
+                    4 if at < holds.len() => {
+                        let (hold, amount, _) = holds.swap_remove(at);
+                        prop_assert_eq!(state.settle(&rule, &hold, 0, now_us), amount);
+                        prop_assert_eq!(state.settle(&rule, &hold, 0, now_us), 0);
+                    }
+                    5 if at < permits.len() => {
+                        let (receipt, counted) = permits.swap_remove(at);
+                        prop_assert_eq!(state.refund(&rule, counted, receipt, now_us), counted);
+                    }
+                    6 if at == 0 => {
+                        state.restart(&rule, now_us);
+                        holds.clear();
+                        permits.iter_mut().for_each(|(_, counted)| *counted = 0);
+                    }
+                    _ => now_us += 3_300 * cost,
+                }
+                let is_taken = permits.iter().any(|(_, counted)| *counted > 0);
+                let last_ms = holds.iter().map(|(_, _, ends_ms)| *ends_ms).max();
+                prop_assert_eq!(state.expires_at_ms() == u64::MAX, is_taken);
+                prop_assert!(is_taken || state.expires_at_ms() >= last_ms.unwrap_or_default());
+            }
+        }
     }
 }
