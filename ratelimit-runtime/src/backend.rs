@@ -25,7 +25,8 @@ pub(crate) trait Backend {
     /// Refunds a charge once. The receipt of a charge that was decided at once is made from its numbers.
     type Receipt: From<CounterReceipt>;
 
-    /// Charges one counter if the cost fits. The outcome is set with [`Attempt::Decided`] only.
+    /// Charges one counter if the cost fits. The outcome is set with [`Attempt::Decided`] only. A memory store takes a
+    /// place, which the caller frees by a refund; all others only deny places.
     ///
     /// `waiter` is `None` outside of a poll. Then [`Attempt::Unsupported`] if the backend may have
     /// to wait.
@@ -35,7 +36,7 @@ pub(crate) trait Backend {
     /// that fits was charged only if all do.
     ///
     /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, for slots
-    /// that are not denied, and for free places that the caller can't hold.
+    /// that are not denied.
     fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {
         Attempt::Unsupported
     }
@@ -92,8 +93,6 @@ pub(crate) struct Query<'a> {
     pub(crate) key: &'a Key,
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
-    /// The caller can keep a place, until it refunds the charge. A memory store gives it one then; all others
-    /// only deny places.
     pub(crate) outcome: Outcome,
 }
 

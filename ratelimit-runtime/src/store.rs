@@ -482,7 +482,7 @@ impl<'a> ChargeQuery<'a> {
 #[allow(clippy::struct_excessive_bools)] // independent flags
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// The id of the hold: random, below 2^52, and unique.
+    /// The id of the hold: random, not 0, below 2^52, and unique.
     pub id: u64,
     /// The lease: how long it is held without being renewed. Whole milliseconds.
     pub lease: Duration,
@@ -517,7 +517,7 @@ impl Hold {
     }
 
     pub(crate) fn is_of_permit(&self) -> bool {
-        self.id == 0
+        self.is_kept && self.id == 0
     }
 
     fn with_id(id: u64, lease: Duration) -> Self {

@@ -45,7 +45,8 @@ impl Semaphore {
         self.taken.saturating_add(self.held.as_ref().map_or(0, |held| held.total()))
     }
 
-    /// The end of the leases of permits, which are renewed all the time.
+    /// The end of the leases of permits, which are renewed all the time: of all of them by this rule, whose lease may
+    /// have changed.
     fn taken_until_ms(&self, rule: &Rule, now_us: u64) -> Option<u64> {
         (self.taken > 0).then(|| end_ms(now_us, rule.period_ms()))
     }
@@ -254,7 +255,13 @@ mod tests {
                 match what {
                     0..3 => {
                         let now = DecisionTime { us: now_us, ms: now_us / 1000 };
+                        let before = state.evaluate(&ChargeQuery::of(&rule, cost), cost, now_us).decision;
                         let outcome = state.charge_at_once(&rule, cost, now).unwrap();
+                        let after = state.evaluate(&ChargeQuery::of(&rule, 0), 0, now_us).decision;
+                        match outcome.fits() {
+                            true => prop_assert_eq!(outcome.decision(COUNT), after),
+                            false => prop_assert_eq!(outcome.retry_after_ms, before.retry_after_ms),
+                        }
                         let left = if taken + cost <= COUNT { COUNT - taken - cost } else { COUNT - taken };
                         prop_assert_eq!((outcome.fits(), outcome.remaining.value()), (taken + cost <= COUNT, left));
                         if outcome.fits() {
