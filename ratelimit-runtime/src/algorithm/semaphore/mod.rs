@@ -258,9 +258,10 @@ mod tests {
                         let before = state.evaluate(&ChargeQuery::of(&rule, cost), cost, now_us).decision;
                         let outcome = state.charge_at_once(&rule, cost, now).unwrap();
                         let after = state.evaluate(&ChargeQuery::of(&rule, 0), 0, now_us).decision;
-                        match outcome.fits() {
-                            true => prop_assert_eq!(outcome.decision(COUNT), after),
-                            false => prop_assert_eq!(outcome.retry_after_ms, before.retry_after_ms),
+                        if outcome.fits() {
+                            prop_assert_eq!(outcome.decision(COUNT), after);
+                        } else {
+                            prop_assert_eq!(outcome.retry_after_ms, before.retry_after_ms);
                         }
                         let left = if taken + cost <= COUNT { COUNT - taken - cost } else { COUNT - taken };
                         prop_assert_eq!((outcome.fits(), outcome.remaining.value()), (taken + cost <= COUNT, left));
@@ -290,7 +291,9 @@ mod tests {
                     6 if at == 0 => {
                         state.restart(&rule, now_us);
                         holds.clear();
-                        permits.iter_mut().for_each(|(_, counted)| *counted = 0);
+                        for (_, counted) in &mut permits {
+                            *counted = 0;
+                        }
                     }
                     _ => now_us += 3_300 * cost,
                 }
