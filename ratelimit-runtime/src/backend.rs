@@ -35,7 +35,7 @@ pub(crate) trait Backend {
     /// Charges several counters if all costs fit. With [`Attempt::Decided`] the outcome of each is set. One
     /// that fits was charged only if all do.
     ///
-    /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, for slots
+    /// [`Attempt::Unsupported`] if one counter is charged twice, if there may be no room for a counter, and for slots
     /// that are not denied.
     fn try_charge_all<const N: usize>(&self, _queries: &mut [Query<'_>; N]) -> Attempt {
         Attempt::Unsupported

@@ -167,7 +167,7 @@ pub(crate) trait MemoryState: fmt::Debug {
 
     /// Charges a cost of at least 1 that is not settled later, in the most frequent case. Returns the
     /// outcome that [`charge`] would return; of a denial, see [`Outcome::denied`]. A slot that comes later, for
-    /// which the caller has to sleep, is only denied. The caller holds a place, and frees it by a refund.
+    /// which the caller has to sleep, is only denied. A place is taken as by [`Hold::of_permit`]: a refund frees it.
     ///
     /// `None` in all other cases. Then nothing has changed but parts that have expired. It never
     /// makes the state expire sooner, unless it has expired.
@@ -231,6 +231,7 @@ pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_u
 #[inline]
 pub(crate) fn charge_fresh(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, room: u64, now_us: u64) -> Outcome {
     let now = DecisionTime { us: now_us, ms: now_us / 1000 };
+    // A place without a hold is not taken: nobody would free it.
     let is_plain = query.hold.is_none() && !query.settles && !query.rule.is_concurrent();
     if is_plain && let Some(outcome) = state.charge_at_once(query.rule, query.cost, now) {
         return outcome;

@@ -67,7 +67,6 @@ fn try_acquire_rule(
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    debug_assert!(!rule.is_concurrent(), "without a permit, nobody would free the place");
     let mut query = Query::new(rule, key, cost);
     match try_charge(engine, &mut query, None) {
         Attempt::Decided if query.outcome.fits() => Some(Decided::Admitted),
@@ -120,13 +119,15 @@ fn add_key(refused: &mut RequestPerMinute, key: &Key) {
 /// The one attempt on a charge. The general way decides what it does not:
 ///
 /// - calls that are refused without the store, invalid rules, and rules in shadow mode or with a ban;
-/// - costs that are settled later, calls that wait, slots that come later, and places on Redis;
+/// - costs that are settled later, calls that wait, slots that come later, and free places of a store other
+///   than memory;
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in each call
 pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
-    if !can_be_attempted(query.rule, query.cost) || engine.settlements().has(query.id) {
+    // Outside of a poll nobody gets a permit, which would free a place.
+    if !can_be_attempted(query.rule, query.cost, waiter.is_some()) || engine.settlements().has(query.id) {
         return Attempt::Unsupported;
     }
     match engine.backend().try_charge(query, waiter) {
@@ -142,8 +143,8 @@ pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<
 
 /// See [`try_charge`].
 #[inline]
-fn can_be_attempted(rule: &Rule, cost: u64) -> bool {
-    cost > 0 && rule.can_be_attempted()
+fn can_be_attempted(rule: &Rule, cost: u64, can_hold: bool) -> bool {
+    cost > 0 && rule.can_be_attempted(can_hold)
 }
 
 /// Attempts several charges without a future, as [`try_acquire`] does.
@@ -247,11 +248,11 @@ fn attempt_some<'a, const N: usize, T>(
     for (at, query) in queries.iter_mut().enumerate() {
         let BorrowedCharge { rule, key, cost, cost_kind } = charge(at);
         let key = key.counter_key().filter(|_| cost_kind == CostKind::Fixed)?;
-        if !can_be_attempted(rule, cost) || rule.prefetch() > 1 || cost > rule.limit() {
+        if !can_be_attempted(rule, cost, can_hold) || rule.prefetch() > 1 || cost > rule.limit() {
             return None;
         }
         // What can't be given here would be tried in vain, and others beside it charged and refunded.
-        if N > 1 && !rule.decides_at_once() && !rule.is_concurrent() || rule.is_concurrent() && !can_hold {
+        if N > 1 && !rule.decides_at_once() && !rule.is_concurrent() {
             return None;
         }
         // Its other fields stay as they are: writing all of them takes long.

@@ -357,7 +357,7 @@ fn a_place_is_denied_at_once_as_a_request_is() {
 
 /// Of a new counter, and of one whose place is free again. Nobody would free it.
 #[test]
-fn a_charge_without_a_hold_takes_no_place() {
+fn a_request_without_a_hold_takes_no_place() {
     let memory = Memory::new(ManualClock::new().into(), 10, 0);
     let place = Rule::new("place", 1, PERIOD).with_algorithm(Algorithm::Concurrent);
     for _ in 0..2 {

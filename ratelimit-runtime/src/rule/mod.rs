@@ -55,6 +55,8 @@ impl RuleOptions {
     /// Every call checks it, so it is computed once, mostly at compile time.
     const VALID: u8 = 4;
     const BAN: u8 = 8;
+    /// Its places need a holder. Computed with [`RuleOptions::VALID`].
+    const PLACES: u8 = 16;
 
     #[inline]
     const fn has(self, option: u8) -> bool {
@@ -125,8 +127,8 @@ impl Rule {
     }
 
     const fn checked(mut self) -> Self {
-        let is_valid = self.first_fault().is_none();
-        self.options = self.options.with(RuleOptions::VALID, is_valid);
+        let (is_valid, has_places) = (self.first_fault().is_none(), self.is_concurrent());
+        self.options = self.options.with(RuleOptions::VALID, is_valid).with(RuleOptions::PLACES, has_places);
         self
     }
 
@@ -493,11 +495,13 @@ impl Rule {
         !self.options.has(RuleOptions::VALID)
     }
 
-    /// Whether the rule is valid, refuses, and its refusals write nothing.
+    /// Whether the rule is valid, refuses, and its refusals write nothing. Places also need a caller who `can_hold`
+    /// them.
     #[inline]
-    pub(crate) const fn can_be_attempted(&self) -> bool {
-        const UNFIT: u8 = RuleOptions::SHADOW | RuleOptions::BAN;
-        self.options.0 & (RuleOptions::VALID | UNFIT) == RuleOptions::VALID
+    pub(crate) const fn can_be_attempted(&self, can_hold: bool) -> bool {
+        let places = if can_hold { 0 } else { RuleOptions::PLACES };
+        let unfit = RuleOptions::SHADOW | RuleOptions::BAN | places;
+        self.options.0 & (RuleOptions::VALID | unfit) == RuleOptions::VALID
     }
 
     /// The reason why the rule is invalid. `None` if it is valid.

@@ -237,6 +237,24 @@ mod tests {
 
     const COUNT: u64 = 6;
 
+    /// The guide names the bytes of a counter.
+    #[test]
+    fn a_counter_is_as_small_as_that_of_a_bucket() {
+        assert_eq!(size_of::<Semaphore>(), 24);
+    }
+
+    /// Such an id can only come from outside of the crate.
+    #[test]
+    fn a_hold_with_the_id_0_is_settled() {
+        let rule = Rule::new("item", COUNT, Duration::from_secs(1)).with_algorithm(Algorithm::Concurrent);
+        let hold = Hold { id: 0, ..Hold::new(rule.period()) };
+        let mut state = Semaphore::default();
+        state.restart(&rule, 0);
+        state.commit(&ChargeQuery { hold: Some(&hold), ..ChargeQuery::of(&rule, 2) }, 2, 0);
+        assert_eq!(state.expires_at_ms(), 1000);
+        assert_eq!(state.settle(&rule, &hold, 0, 0), 2);
+    }
+
     proptest! {
         /// A permit frees its places once, and after a reset none.
         #[test]

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::__private::{Call, charge, concurrent, key, permit_of_several};
-use ratelimit_runtime::{Algorithm, Cause, Limiter, Rule};
+use ratelimit_runtime::__private::{
+    Attempted, Call, charge, concurrent, key, limit_one, limit_several, permit_of_several,
+};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, Rule};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -40,6 +42,39 @@ async fn a_concurrency_limit_holds_at_most_its_count() {
         assert_eq!(limiter.acquire_n(&PLACES, key, 2).await.unwrap().remaining(), 0);
         let never = limiter.acquire_n(&PLACES, key, 3).await.unwrap_err();
         assert_eq!(never.cause(), Cause::NeverFits);
+    }
+}
+
+/// Without a permit, nobody would free it.
+#[tokio::test]
+async fn a_call_that_gets_no_permit_takes_no_place() {
+    let (timed, call) = (Timed::memory().await, Call::DEFAULT);
+    let one = limit_one(Some(&timed.limiter), call, PLACES, key(&4711), 1, &mut None);
+    assert!(matches!(one, Attempted::Deferred(_)));
+    let two = limit_several(Some(&timed.limiter), call, (charge(PLACES, key(&4711), 1), ()), &mut None);
+    assert!(matches!(two, Attempted::Deferred(_)));
+    assert_eq!(remaining(&timed.limiter, &PLACES, 4711).await, 2);
+}
+
+/// Its counter is another one: the place that it would free is held by a later permit.
+#[tokio::test]
+async fn a_permit_from_before_a_reset_frees_no_place() {
+    for timed in Timed::both().await {
+        let (limiter, key, rate) = (&timed.limiter, fresh_key(), Rule::new("rate", 100, 60 * SECOND));
+        let all = [(&PLACES, Key::new(key), 2), (&rate, Key::new(key), 1)];
+        let before = limiter.acquire_n(&PLACES, key, 2).await.unwrap();
+        limiter.reset(&PLACES, key).await.unwrap();
+        let again = limiter.acquire_all(&all).await.unwrap();
+        drop(before);
+        settle().await;
+        exceeded(limiter.acquire(&PLACES, key).await);
+        limiter.reset(&PLACES, key).await.unwrap();
+        let last = limiter.acquire_n(&PLACES, key, 2).await.unwrap();
+        drop(again);
+        settle().await;
+        exceeded(limiter.acquire(&PLACES, key).await);
+        drop(last);
+        assert_eq!(limiter.acquire_n(&PLACES, key, 2).await.unwrap().remaining(), 0, "{}", timed.name());
     }
 }
 
