@@ -97,6 +97,10 @@ fn table(words: &[&str]) {
         .map(|(at, case)| (at, case, case.kinds().into_iter().filter(|kind| case.has_words(kind, &words)).collect()))
         .filter(|(_, _, kinds): &(_, _, Vec<_>)| !kinds.is_empty())
         .collect();
+    if chosen.is_empty() || options.iter().any(|option| *option != "--quick") {
+        eprintln!("no row has each of {words:?}, or an option other than --quick is among {options:?}");
+        process::exit(2);
+    }
     println!("{HEADER}");
     let [mut missed, mut others] = [const { Vec::new() }; 2];
     for (done, (at, case, kinds)) in chosen.iter().enumerate() {
