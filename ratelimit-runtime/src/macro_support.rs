@@ -380,13 +380,13 @@ impl Call {
 
     #[must_use]
     pub const fn wait(mut self) -> Self {
-        self.0 = AcquireOptions::new(OnLimit::Wait(None), self.0.on_store_error());
+        self.0 = self.0.with_on_limit(OnLimit::Wait(None));
         self
     }
 
     #[must_use]
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
-        self.0 = AcquireOptions::new(OnLimit::Wait(Some(Duration::from_millis(ms))), self.0.on_store_error());
+        self.0 = self.0.with_on_limit(OnLimit::Wait(Some(Duration::from_millis(ms))));
         self
     }
 

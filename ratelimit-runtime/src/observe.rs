@@ -4,7 +4,9 @@
 
 use std::{
     collections::BTreeMap,
+    panic,
     sync::{Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -102,15 +104,16 @@ pub(crate) fn fallback_decision(policy: OnStoreError) {
     .increment(1);
 }
 
-/// Records a round trip to a server, and the number of decisions it carried.
+/// Records a round trip to a server, and the number of decisions it carried. If a recorder panics, the round trip
+/// goes on: several callers may wait for it.
 #[cfg(feature = "redis")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn store_round_trip(decisions: usize) {
     #[cfg(feature = "metrics")]
-    {
+    let _ = panic::catch_unwind(|| {
         metrics::counter!("ratelimit_store_round_trips_total").increment(1);
         metrics::counter!("ratelimit_store_decisions_total").increment(decisions as u64);
-    }
+    });
 }
 
 /// Records a denial from the cache.
@@ -169,6 +172,17 @@ impl WaitTimer {
 
 impl Drop for WaitTimer {
     fn drop(&mut self) {
+        if thread::panicking() {
+            // A second panic would end the process.
+            let _ = panic::catch_unwind(|| self.record());
+        } else {
+            self.record();
+        }
+    }
+}
+
+impl WaitTimer {
+    fn record(&self) {
         let Self { began, prefix, admitted } = *self;
         let waited = began.elapsed();
         #[cfg(feature = "metrics")]

@@ -34,8 +34,13 @@ impl AcquireOptions {
         Self { spares: true, ..self }
     }
 
-    #[allow(clippy::cast_possible_truncation)] // 584 years at most
     pub(crate) const fn new(on_limit: OnLimit, on_store_error: Option<OnStoreError>) -> Self {
+        let reject = Self { waits: false, spares: false, policy: None, longest_outage: 0, longest_wait: 0 };
+        reject.with_on_limit(on_limit).with_policy(on_store_error)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // 584 years at most
+    pub(crate) const fn with_on_limit(self, on_limit: OnLimit) -> Self {
         const LONGEST: u128 = u64::MAX as u128 - 1;
         let (waits, longest_wait) = match on_limit {
             OnLimit::Reject => (false, 0),
@@ -43,7 +48,7 @@ impl AcquireOptions {
             OnLimit::Wait(Some(longest)) if longest.as_nanos() > LONGEST => (true, LONGEST as u64),
             OnLimit::Wait(Some(longest)) => (true, longest.as_nanos() as u64),
         };
-        Self { waits, spares: false, policy: None, longest_outage: 0, longest_wait }.with_policy(on_store_error)
+        Self { waits, longest_wait, ..self }
     }
 
     #[allow(clippy::cast_possible_truncation)] // compared first

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ impl Recorder {
         let values = snapshot.into_iter().filter_map(|(key, _, described, value)| {
             let key = key.key();
             assert!(described.is_some(), "{} has no description", key.name());
+            assert_is_in_guide(key);
             let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
             let value = match value {
                 DebugValue::Counter(value) => value,
@@ -59,6 +61,7 @@ impl Recorder {
     fn waits(&self) -> (f64, usize) {
         let mut waits = (0.0, 0);
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
+            assert_is_in_guide(key.key());
             match (key.key().name(), value) {
                 ("ratelimit_waiting", DebugValue::Gauge(value)) => waits.0 = value.into_inner(),
                 ("ratelimit_wait_duration_seconds", DebugValue::Histogram(values)) => waits.1 = values.len(),
@@ -67,6 +70,17 @@ impl Recorder {
         }
         waits
     }
+}
+
+/// The metric is in the table of the guide, with just these labels.
+fn assert_is_in_guide(key: &metrics::Key) {
+    const GUIDE: &str = include_str!("../../../ratelimit-runtime/src/guide/operations.md");
+    let row = GUIDE.lines().find_map(|line| line.strip_prefix(&format!("| `{}` |", key.name())));
+    let row = row.unwrap_or_else(|| panic!("{} is not in the guide", key.name()));
+    let documented = row.split('|').next().unwrap_or_default().split(',');
+    let documented: Vec<_> = documented.map(|label| label.trim().trim_matches('`')).collect();
+    let found: Vec<_> = key.labels().map(metrics::Label::key).collect();
+    assert_eq!(found.join(","), documented.join(","), "the labels of {} in the guide", key.name());
 }
 
 fn counted<const N: usize>(expected: [(&str, u64); N]) -> BTreeMap<String, u64> {
@@ -405,8 +419,15 @@ async fn debug_output_shows_no_number_that_stands_for_another_thing() {
     assert!(shown.contains("limit: unlimited") && shown.contains("retry_after: None"), "{shown}");
 }
 
-/// A recorder that panics at each counter.
-struct PanickingRecorder;
+/// A recorder that panics at the metrics whose names end so.
+struct PanickingRecorder(&'static [&'static str]);
+
+impl PanickingRecorder {
+    fn record(&self, key: &metrics::Key) {
+        let panics = self.0.iter().any(|end| key.name().ends_with(end));
+        assert!(!panics, "a recorder that does not work: {key}");
+    }
+}
 
 impl metrics::Recorder for PanickingRecorder {
     fn describe_counter(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
@@ -414,14 +435,17 @@ impl metrics::Recorder for PanickingRecorder {
     fn describe_histogram(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
 
     fn register_counter(&self, key: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Counter {
-        panic!("a recorder that does not work: {key}")
+        self.record(key);
+        metrics::Counter::noop()
     }
 
-    fn register_gauge(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Gauge {
+    fn register_gauge(&self, key: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Gauge {
+        self.record(key);
         metrics::Gauge::noop()
     }
 
-    fn register_histogram(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Histogram {
+    fn register_histogram(&self, key: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Histogram {
+        self.record(key);
         metrics::Histogram::noop()
     }
 }
@@ -433,11 +457,37 @@ fn a_recorder_that_panics_takes_no_places() {
     let place = Rule::new("place", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let quota = Rule::new("quota", 9, MINUTE);
     let panics = |call: &dyn Fn()| {
-        let call = std::panic::AssertUnwindSafe(|| metrics::with_local_recorder(&PanickingRecorder, call));
+        let call = AssertUnwindSafe(|| metrics::with_local_recorder(&PanickingRecorder(&["decisions_total"]), call));
         std::panic::catch_unwind(call).unwrap_err();
     };
     panics(&|| drop(limiter.acquire_blocking(&place, 1)));
     let both = [(&place, Key::new(1), 1), (&quota, Key::new(1), 1)];
     panics(&|| drop(limiter.acquire_all(&both).now_or_never()));
     limiter.acquire_blocking(&place, 1).unwrap();
+}
+
+/// Before, the second panic ended the process.
+#[tokio::test]
+async fn a_recorder_that_panics_at_a_decision_and_at_the_end_of_its_wait_ends_one_call() {
+    const RULE: Rule = Rule::new("item", 1, Duration::from_millis(20));
+    let (limiter, key) = (Limiter::in_memory(), fresh_key());
+    limiter.acquire(&RULE, key).await.unwrap();
+    {
+        let _guard =
+            metrics::set_default_local_recorder(&PanickingRecorder(&["decisions_total", "wait_duration_seconds"]));
+        AssertUnwindSafe(limiter.acquire_within(&RULE, key, MINUTE)).catch_unwind().await.unwrap_err();
+    }
+    limiter.acquire_within(&RULE, key, MINUTE).await.unwrap();
+}
+
+/// Before, the calls of the batch failed, as if their runtime was shutting down.
+#[tokio::test]
+async fn a_recorder_that_panics_at_a_round_trip_fails_no_call() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let _guard = metrics::set_default_local_recorder(&PanickingRecorder(&["round_trips_total"]));
+    let rule = Rule::new("item", 100, MINUTE);
+    for answer in join_all((0..20).map(|key| limiter.acquire(&rule, key))).await {
+        answer.unwrap();
+    }
 }
