@@ -12,6 +12,8 @@ use std::{
 use tokio::time::Instant;
 
 use crate::error::StoreError;
+#[cfg(feature = "metrics")]
+use crate::observe;
 
 /// How long the store must go without a failure to be reported available again. While one of
 /// several servers is down, decisions fail and succeed in turn.
@@ -103,10 +105,10 @@ impl HealthTracker {
             self.gauge.enter();
         }
         drop(degraded); // a log subscriber may ask for the health
+        self.gauge.record();
         if begins {
             tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
         }
-        self.gauge.record();
     }
 
     /// Records a decision that succeeded. During an outage that is known, `is_away`, it was made
@@ -123,8 +125,8 @@ impl HealthTracker {
         }
         drop(degraded);
         if let Some(over) = over {
-            tracing::info!(lasted = ?over.since.elapsed(), "the rate limit store is available again");
             self.gauge.record();
+            tracing::info!(lasted = ?over.since.elapsed(), "the rate limit store is available again");
         }
     }
 
@@ -190,7 +192,7 @@ impl DegradedGauge {
         #[cfg(feature = "metrics")]
         loop {
             let count = self.0.load(Ordering::SeqCst);
-            metrics::gauge!("ratelimit_degraded").set(f64::from(count));
+            observe::shielded(|| metrics::gauge!("ratelimit_degraded").set(f64::from(count)));
             if self.0.load(Ordering::SeqCst) == count {
                 return;
             }

@@ -4,15 +4,19 @@
 
 use std::{
     collections::BTreeMap,
-    panic,
+    panic::{self, AssertUnwindSafe},
     sync::{Mutex, PoisonError},
-    thread,
     time::{Duration, Instant},
 };
 
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
 use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
+
+/// Records what others than its caller depend on. A recorder or a log subscriber may panic: that ends only the record.
+pub(crate) fn shielded(record: impl FnOnce()) {
+    let _ = panic::catch_unwind(AssertUnwindSafe(record));
+}
 
 /// Records that a rule admitted a call, and what remains of its limit.
 #[inline]
@@ -104,13 +108,12 @@ pub(crate) fn fallback_decision(policy: OnStoreError) {
     .increment(1);
 }
 
-/// Records a round trip to a server, and the number of decisions it carried. If a recorder panics, the round trip
-/// goes on: several callers may wait for it.
+/// Records a round trip to a server, for which several callers may wait, and the number of decisions it carried.
 #[cfg(feature = "redis")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn store_round_trip(decisions: usize) {
     #[cfg(feature = "metrics")]
-    let _ = panic::catch_unwind(|| {
+    shielded(|| {
         metrics::counter!("ratelimit_store_round_trips_total").increment(1);
         metrics::counter!("ratelimit_store_decisions_total").increment(decisions as u64);
     });
@@ -123,12 +126,12 @@ pub(crate) fn cached_denial(rule: &Rule) {
     recorder::cached_denial(rule);
 }
 
-/// Records how long a store took to answer, or a caller waited in vain.
+/// Records how long a store took to answer, or a caller waited in vain. The answer may have places without an owner.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 #[cfg(any(feature = "redis", feature = "metrics"))]
 pub(crate) fn store_latency(wait: Duration) {
     #[cfg(feature = "metrics")]
-    metrics::histogram!("ratelimit_store_duration_seconds").record(wait);
+    shielded(|| metrics::histogram!("ratelimit_store_duration_seconds").record(wait));
 }
 
 /// Measures how long a store takes to answer.
@@ -161,8 +164,9 @@ impl WaitTimer {
         let prefix = rule.prefix();
         #[cfg(feature = "metrics")]
         metrics::gauge!("ratelimit_waiting", "rule" => prefix).increment(1);
+        let timer = Self { began: Instant::now(), prefix, admitted: false };
         tracing::debug!(rule = prefix, "a call waits for its rate limit");
-        Self { began: Instant::now(), prefix, admitted: false }
+        timer
     }
 
     pub(crate) fn stop(mut self, admitted: bool) {
@@ -172,12 +176,7 @@ impl WaitTimer {
 
 impl Drop for WaitTimer {
     fn drop(&mut self) {
-        if thread::panicking() {
-            // A second panic would end the process.
-            let _ = panic::catch_unwind(|| self.record());
-        } else {
-            self.record();
-        }
+        shielded(|| self.record()); // while a panic unwinds, a second one would end the process
     }
 }
 
@@ -238,7 +237,7 @@ impl RuleLogThrottle {
 /// Describes the metrics to the installed recorder.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
-    recorder::describe();
+    shielded(recorder::describe); // also within the `Lazy` of the process-wide limiter
 }
 
 #[cfg(feature = "metrics")]

@@ -420,12 +420,12 @@ impl Store for Memory {
         for request in &mut *batch {
             self.decide_one(request, &mut room);
         }
-        // Without the locks: a log subscriber may call a limited function.
+        // Without the locks: a log subscriber may call a limited function. Places have no owner yet.
         if room.overflows {
-            observe::memory_overflows();
+            observe::shielded(observe::memory_overflows);
         }
         if room.is_missing {
-            observe::memory_is_full(&self.full());
+            observe::shielded(|| observe::memory_is_full(&self.full()));
         }
         Reply::Ready(batch)
     }

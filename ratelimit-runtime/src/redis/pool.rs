@@ -19,7 +19,7 @@ use super::{
     breaker::{BreakerState, MAX_MISSED_REPLIES, MissedReplies},
     endpoint::Endpoint,
 };
-use crate::{background, store::StoreError};
+use crate::{background, observe, store::StoreError};
 
 const NO_SUPERVISOR: &str =
     "no task keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
@@ -139,7 +139,7 @@ impl ConnectionPool {
     /// Removes a connection that was lost.
     pub(super) fn lost(&self, missed: &Arc<MissedReplies>) {
         if self.change(|state| state.lost(|open| Arc::ptr_eq(&open.missed, missed))) {
-            tracing::debug!(server = %self.endpoint.source, "connection lost, opening another");
+            observe::shielded(|| tracing::debug!(server = %self.endpoint.source, "connection lost, opening another"));
         }
     }
 

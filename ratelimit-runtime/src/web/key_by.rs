@@ -17,7 +17,7 @@ use http::{Extensions, HeaderName, request::Parts};
 
 pub use self::addresses::TrustedProxies;
 pub(super) use self::addresses::includes;
-use crate::{Key, RateKey};
+use crate::{Key, RateKey, observe};
 
 /// The key of a request, for [`Limit::key`](super::Limit::key).
 ///
@@ -330,14 +330,15 @@ fn peer_of(extensions: &Extensions, reported: &Once) -> Option<IpAddr> {
 
 /// Warns once of a type that is in no extension.
 fn warn_of_missing_peer<T>(reported: &Once) {
-    reported.call_once(|| {
+    let warn = || {
         tracing::warn!(
             missing = type_name::<T>(),
             "a request has no address of its peer, so a limit by address has no key for it; insert the extension where \
              connections are accepted; for axum, turn on the feature `axum` and serve with \
              `app.into_make_service_with_connect_info::<SocketAddr>()`"
         );
-    });
+    };
+    reported.call_once(|| observe::shielded(warn)); // a panic would end each later call, too
 }
 
 impl fmt::Debug for KeyBy {

@@ -482,11 +482,15 @@ async fn a_recorder_that_panics_at_a_decision_and_at_the_end_of_its_wait_ends_on
 
 /// Before, the calls of the batch failed, as if their runtime was shutting down.
 #[tokio::test]
-async fn a_recorder_that_panics_at_a_round_trip_fails_no_call() {
+async fn a_recorder_that_panics_at_a_round_trip_fails_no_call_and_takes_no_place() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
-    let _guard = metrics::set_default_local_recorder(&PanickingRecorder(&["round_trips_total"]));
+    let _guard =
+        metrics::set_default_local_recorder(&PanickingRecorder(&["round_trips_total", "store_duration_seconds"]));
     let rule = Rule::new("item", 100, MINUTE);
+    let place = Rule::new("place", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
+    drop(limiter.acquire(&place, 1).await.unwrap()); // before, it was taken for a lease, and nobody had it
+    limiter.acquire(&place, 1).await.unwrap();
     for answer in join_all((0..20).map(|key| limiter.acquire(&rule, key))).await {
         answer.unwrap();
     }
