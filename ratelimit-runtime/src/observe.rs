@@ -172,15 +172,7 @@ impl WaitTimer {
     pub(crate) fn stop(mut self, admitted: bool) {
         self.admitted = admitted;
     }
-}
 
-impl Drop for WaitTimer {
-    fn drop(&mut self) {
-        shielded(|| self.record()); // while a panic unwinds, a second one would end the process
-    }
-}
-
-impl WaitTimer {
     fn record(&self) {
         let Self { began, prefix, admitted } = *self;
         let waited = began.elapsed();
@@ -190,6 +182,12 @@ impl WaitTimer {
             metrics::histogram!("ratelimit_wait_duration_seconds", "rule" => prefix).record(waited);
         }
         tracing::debug!(rule = prefix, ?waited, admitted, "a call no longer waits for its rate limit");
+    }
+}
+
+impl Drop for WaitTimer {
+    fn drop(&mut self) {
+        shielded(|| self.record()); // while a panic unwinds, a second one would end the process
     }
 }
 
