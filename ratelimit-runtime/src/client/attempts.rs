@@ -11,6 +11,7 @@ use crate::{
     Cause, Key, OnStoreError, RequestPerMinute,
     background::{self, FinishOnDrop},
     duration::part_of,
+    observe,
 };
 
 /// The longest pause before the first retry; it doubles with each further one.
@@ -126,7 +127,9 @@ impl Attempts {
             let learnt = state.learn(&mut admission, &said).await;
             if let Err(error) = &learnt {
                 let error = error.without_key();
-                tracing::debug!(%error, "other processes do not know what an upstream has announced");
+                observe::shielded(
+                    || tracing::debug!(%error, "other processes do not know what an upstream has announced"),
+                );
             }
             if !said.is_refusal || learnt.is_ok() && !is_alone {
                 return;

@@ -2,7 +2,6 @@
 
 use std::{
     env, fs, io,
-    panic::{self, AssertUnwindSafe},
     path::{self, Path, PathBuf},
     sync::{Arc, Weak},
     thread,
@@ -10,7 +9,7 @@ use std::{
 };
 
 use super::{current::Current, parse::RulesText};
-use crate::SetupError;
+use crate::{SetupError, observe};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -76,7 +75,7 @@ impl Watcher {
                 continue;
             }
             // A log subscriber may panic. Later changes are applied all the same.
-            let _ = panic::catch_unwind(AssertUnwindSafe(|| self.take_in(&rules)));
+            observe::shielded(|| self.take_in(&rules));
             self.reported = self.last_read.as_ref().err().copied();
             if let Ok(text) = &self.last_read {
                 self.processed.clone_from(text);

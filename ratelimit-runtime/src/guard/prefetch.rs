@@ -14,6 +14,7 @@ use crate::{
     counter::CounterId,
     deadline,
     decision::Outcome,
+    observe,
     store::{Batch, Charge, Charges, Reply, Request, StoreError},
 };
 
@@ -50,7 +51,9 @@ impl Guard {
             match reply {
                 Ok(permits) => refunded += permits,
                 Err(error) => {
-                    tracing::warn!(permits, %error, "unspent prefetched permits stay charged until their window ends");
+                    observe::shielded(|| {
+                        tracing::warn!(permits, %error, "unspent prefetched permits stay charged until their window ends");
+                    });
                 }
             }
         }

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::fake_server::HalfServer;
 use super::{DEADLINE, LONG_DEADLINE, at_once, calls_until_the_breaker_opens, decides_again, limiter};
+use crate::support::log::Log;
 use crate::support::servers::{ask, script_calls};
 use crate::support::{FIXED, PATIENCE, admitted, ends, eventually, exceeded, hourly, limiter_on};
 
@@ -35,6 +36,21 @@ async fn are_open(server: &RedisServer, count: usize) {
         now.len() == count && now.iter().all(|(_, latest)| latest.starts_with("eval") || latest == "info")
     })
     .await;
+}
+
+/// The panic ends the task that opens connections. The next call starts another one.
+#[tokio::test]
+async fn after_a_panic_of_a_log_subscriber_a_limiter_connects_again() {
+    let mut server = RedisServer::start();
+    let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+    let (log, _guard) = Log::panicking_at("cannot connect");
+    server.kill();
+    eventually("an attempt to connect", async || {
+        limiter.peek(&hourly(1, FIXED), 0).await.is_err() && !log.with("cannot connect").is_empty()
+    })
+    .await;
+    server.restart();
+    decides_again(&limiter).await;
 }
 
 #[tokio::test]

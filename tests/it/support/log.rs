@@ -14,24 +14,36 @@ static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default(
 
 /// The log lines of this thread, as long as the subscriber is installed.
 #[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+pub(crate) struct Log {
+    lines: Arc<Mutex<Vec<(Level, String)>>>,
+    /// Panics at lines that hold these words.
+    panics_at: Option<&'static str>,
+}
 
 impl Log {
     /// The log of this thread, until the guard is dropped.
     pub(crate) fn install() -> (Self, DefaultGuard) {
+        Self::default().install_here()
+    }
+
+    /// The log of this thread, as [`Log::install`]. After it has kept a line that holds these words, it panics.
+    pub(crate) fn panicking_at(words: &'static str) -> (Self, DefaultGuard) {
+        Self { panics_at: Some(words), ..Self::default() }.install_here()
+    }
+
+    fn install_here(self) -> (Self, DefaultGuard) {
         LazyLock::force(&SECOND);
-        let log = Self::default();
-        let guard = tracing::subscriber::set_default(log.clone());
-        (log, guard)
+        let guard = tracing::subscriber::set_default(self.clone());
+        (self, guard)
     }
 
     pub(crate) fn lines(&self) -> Vec<(Level, String)> {
-        self.0.lock().unwrap().clone()
+        self.lines.lock().unwrap().clone()
     }
 
     /// The lines that hold these words.
     pub(crate) fn with(&self, words: &str) -> Vec<(Level, String)> {
-        self.0.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).cloned().collect()
+        self.lines.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).cloned().collect()
     }
 }
 
@@ -41,7 +53,7 @@ impl Subscriber for Log {
     }
     fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
         let metadata = attributes.metadata();
-        self.0.lock().unwrap().push((*metadata.level(), format!("span {}", metadata.name())));
+        self.lines.lock().unwrap().push((*metadata.level(), format!("span {}", metadata.name())));
         span::Id::from_u64(1)
     }
     fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
@@ -55,7 +67,9 @@ impl Subscriber for Log {
         }
         let mut line = Line(String::new());
         event.record(&mut line);
-        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
+        let panics = self.panics_at.is_some_and(|words| line.0.contains(words));
+        self.lines.lock().unwrap().push((*event.metadata().level(), line.0));
+        assert!(!panics, "a log subscriber that does not work");
     }
     fn enter(&self, _: &span::Id) {}
     fn exit(&self, _: &span::Id) {}
