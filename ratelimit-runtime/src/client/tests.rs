@@ -14,10 +14,11 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use http::{Request, Response};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{Instant, sleep, timeout},
 };
 use tower::{ServiceExt as _, service_fn};
@@ -28,7 +29,7 @@ use self::services::{Few, all_sent};
 use super::{
     Outgoing, OutgoingError,
     announcement::Announcement,
-    counters::{Counters, FLIGHT, LIMIT, LONGEST_WINDOW, PAUSE},
+    counters::{Counters, FLIGHT, LIMIT, LONGEST_WINDOW, PAUSE, PROBE},
     upstream::{Admission, UpstreamState},
 };
 use crate::{
@@ -42,37 +43,59 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A store in memory that may be away.
 #[derive(Clone, Debug)]
-struct Switched(Arc<(Memory, AtomicBool, AtomicUsize)>);
+struct Switched(Arc<SwitchedState>);
+
+#[derive(Debug)]
+struct SwitchedState {
+    memory: Memory,
+    is_away: AtomicBool,
+    /// The number of requests to decide.
+    asked: AtomicUsize,
+    /// The numbers of the request that fails, and of the one whose reply is not ready at once.
+    fails_at: AtomicUsize,
+    waits_at: AtomicUsize,
+}
 
 impl Switched {
     /// Its time is that of the test, or stands still.
     fn new(clock: Clock) -> Self {
-        Self(Arc::new((Memory::new(clock, 1_000, 0), AtomicBool::new(false), AtomicUsize::new(0))))
+        let [fails_at, waits_at] = [0; 2].map(AtomicUsize::new);
+        let (memory, is_away, asked) = (Memory::new(clock, 1_000, 0), AtomicBool::new(false), AtomicUsize::new(0));
+        Self(Arc::new(SwitchedState { memory, is_away, asked, fails_at, waits_at }))
     }
 
     fn is_away(&self, is_away: bool) {
-        self.0.1.store(is_away, SeqCst);
+        self.0.is_away.store(is_away, SeqCst);
+    }
+
+    fn asked(&self) -> usize {
+        self.0.asked.load(SeqCst)
     }
 
     fn outage(&self) -> Option<StoreError> {
-        self.0.1.load(SeqCst).then(|| StoreError::unavailable("away"))
+        self.0.is_away.load(SeqCst).then(|| StoreError::unavailable("away"))
     }
 }
 
 impl Store for Switched {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
-        self.0.2.fetch_add(1, SeqCst);
-        let Some(outage) = self.outage() else { return self.0.0.decide(batch) };
+        let number = self.0.asked.fetch_add(1, SeqCst) + 1;
+        let fails = number == self.0.fails_at.load(SeqCst);
+        let Some(outage) = self.outage().or_else(|| fails.then(StoreError::no_answer)) else {
+            let reply = self.0.memory.decide(batch);
+            let waits = number == self.0.waits_at.load(SeqCst);
+            return if waits { Reply::Pending(Box::pin(yield_now().then(|()| reply.answer()))) } else { reply };
+        };
         batch.iter_mut().for_each(|request| request.outcome = Err(outage.clone()));
         Reply::Ready(batch)
     }
 
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        self.outage().map_or_else(|| self.0.0.refund(charges), |outage| Reply::Ready(Err(outage)))
+        self.outage().map_or_else(|| self.0.memory.refund(charges), |outage| Reply::Ready(Err(outage)))
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        self.outage().map_or_else(|| self.0.0.reset(counter), |outage| Reply::Ready(Err(outage)))
+        self.outage().map_or_else(|| self.0.memory.reset(counter), |outage| Reply::Ready(Err(outage)))
     }
 }
 
@@ -212,6 +235,55 @@ async fn a_call_that_is_answered_while_the_probe_is_in_flight_is_taken_off() {
     assert_eq!(admitted(&upstream).await.len(), 4);
 }
 
+/// Its request to take the credits may arrive when the earlier probe has just opened a window.
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_took_the_credits_of_another_ones_window_closes_it() {
+    let limiter = Limiter::in_memory();
+    let upstream = upstream(&limiter);
+    let mut slow = admit(&upstream).await.unwrap();
+    sleep(PROBE.period() + SECOND).await;
+    let mut probe = admit(&upstream).await.unwrap();
+    upstream.learn(&mut slow, &says(9, 60)).await.unwrap();
+    drop(slow);
+    Counters::new(limiter, Key::new("api")).take_all_credits().await.unwrap();
+    assert!(admit(&upstream).await.is_none());
+    upstream.learn(&mut probe, &says(8, 60)).await.unwrap();
+    drop(probe);
+    open(&upstream, says(7, 60)).await;
+    assert_eq!(admitted(&upstream).await.len(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_fails_before_it_is_sent_is_not_in_flight() {
+    let store = Switched::new(Clock::system());
+    let limiter = over(&store, OnStoreError::Deny);
+    let upstream = upstream(&limiter);
+    for request in 3..=6 {
+        store.0.fails_at.store(store.asked() + request, SeqCst);
+        assert!(admit(&upstream).await.is_none(), "request {request}");
+        assert_eq!(Counters::new(limiter.clone(), Key::new("api")).in_flight().await.unwrap(), 0, "request {request}");
+    }
+}
+
+/// In real time for the background, which closes the window.
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_leaves_while_it_closes_a_window_leaves_none_without_credits() {
+    let store = Switched::new(ManualClock::new().into());
+    let limiter = over(&store, OnStoreError::Deny);
+    let [one, other] = [(); 2].map(|()| upstream(&limiter));
+    open(&other, says(5, 60)).await;
+    one.doubt();
+    store.0.waits_at.store(store.asked() + 1, SeqCst);
+    assert!(one.admit(None).now_or_never().is_none()); // it has taken the credits
+    for _ in 0..500 {
+        if admit(&other).await.is_some() {
+            return; // a probe
+        }
+        thread::sleep(10 * MS);
+    }
+    panic!("nobody may probe");
+}
+
 /// In real time for the background, which tells the store. The store's time stands still.
 #[tokio::test(start_paused = true)]
 async fn a_pause_that_was_learnt_while_the_store_was_away_is_told_later() {
@@ -313,12 +385,12 @@ async fn one_task_tells_of_a_pause_after_many_refusals() {
     sleep(SECOND / 2).await;
     store.is_away(true);
     all.join_all().await;
-    let asked = store.0.2.load(SeqCst);
+    let asked = store.asked();
     for _ in 0..15 {
         sleep(SECOND).await;
         thread::sleep(5 * MS); // it is told on the background thread
     }
-    assert!(store.0.2.load(SeqCst) - asked < 100, "{asked} and then {}", store.0.2.load(SeqCst));
+    assert!(store.asked() - asked < 100, "{asked} and then {}", store.asked());
 }
 
 /// Nothing makes its calls pause, so they wait a random time.

@@ -15,7 +15,9 @@ use super::{
     announcement::Announcement,
     counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
 };
-use crate::{Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, duration::with_jitter};
+use crate::{
+    Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, background::FinishOnDrop, duration::with_jitter,
+};
 
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
 /// The wait after a refusal that says nothing, and the length of a window without an end.
@@ -201,7 +203,8 @@ impl UpstreamState {
     ) -> Result<Option<Admission>, RequestPerMinute> {
         let uncounted = self.local().uncounted;
         if uncounted != self.local().told {
-            self.close_all().await?;
+            let state = Arc::clone(self);
+            FinishOnDrop::new(async move { state.close_all().await }).await?;
             self.local().told = uncounted;
         }
         let mut poll = FIRST_POLL;
@@ -227,14 +230,15 @@ impl UpstreamState {
             match counters.take_probe().await {
                 Ok((flight, probe)) => {
                     let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
-                    // An earlier probe may have ended in between.
-                    if counters.left_of(&KNOWN).await?.is_zero() {
-                        probe.in_flight = Self::count_flights(counters).await?;
+                    let counted = FinishOnDrop::new(Self::count_flights(counters.clone())).await;
+                    if let Ok(Some(in_flight)) = counted {
+                        probe.in_flight = in_flight;
                         if probe.is_current() {
                             return Ok(Some(probe));
                         }
                     }
                     probe.discard();
+                    counted?;
                 }
                 Err(refused) if refused.cause() == Cause::Exceeded => {
                     let wait = refused.retry_after().unwrap_or(FIRST_POLL);
@@ -255,15 +259,21 @@ impl UpstreamState {
     }
 
     /// The calls in flight besides this probe. The upstream may count them after the probe, also those
-    /// that are answered before it. Nobody takes an old credit any more.
-    async fn count_flights(counters: &Counters) -> Result<u64, RequestPerMinute> {
+    /// that are answered before it. Nobody takes an old credit any more. `None` if an earlier probe has opened a
+    /// window in between.
+    ///
+    /// It may not be cancelled: a window without credits would stay open.
+    async fn count_flights(counters: Counters) -> Result<Option<u64>, RequestPerMinute> {
+        if !counters.left_of(&KNOWN).await?.is_zero() {
+            return Ok(None);
+        }
         counters.take_all_credits().await?;
         let (in_flight, known) = tokio::join!(counters.in_flight(), counters.left_of(&KNOWN));
         if !known?.is_zero() {
             // A probe of earlier has opened a window meanwhile, and nothing is left of it.
             counters.reset(&KNOWN).await?;
         }
-        Ok(in_flight?.saturating_sub(1))
+        Ok(Some(in_flight?.saturating_sub(1)))
     }
 
     /// Takes in the response to a call.
@@ -286,7 +296,9 @@ impl UpstreamState {
         // The response counts the probe itself. Without a refund, it counts twice.
         let _ = probe.refund().await;
         if !self.counters.left_of(&KNOWN).await?.is_zero() {
-            return Ok(()); // another probe was faster
+            // Another probe was faster. This one may have taken the credits of its window: then another call probes.
+            let is_used_up = self.counters.take(&CREDITS, 0).await?.remaining() == 0;
+            return if is_used_up && said.remaining > Some(0) { self.close_all().await } else { Ok(()) };
         }
         let is_of_upstream =
             said.is_announced() || !said.is_failure && self.counters.left_of(&ANNOUNCED).await?.is_zero();
@@ -370,7 +382,7 @@ impl UpstreamState {
         self.close_all().await
     }
 
-    /// Closes the window of all processes.
+    /// Closes the window of all processes. It may not be cancelled, as [`Self::count_flights`].
     async fn close_all(&self) -> Result<(), RequestPerMinute> {
         self.counters.take_all_credits().await?;
         self.counters.reset(&KNOWN).await
