@@ -3,13 +3,13 @@
 //! All slots are evaluated first, concurrently: a refusal charges nothing. If all counters have
 //! room, they are charged slot by slot, in order. If not, the rules with a ban that refuse ban their
 //! counters. If a slot refuses after all, or its node fails, earlier
-//! charges are refunded, as far as that takes no longer than a second. A charge that was sent and
+//! charges are refunded, if their nodes answer within a minute. A charge that was sent and
 //! has no reply stays.
 //! So the limits are never exceeded, but a concurrent caller may be refused in between.
 //! If the caller is cancelled, a charge on its way is awaited in the background, for a second at
 //! most. Then the charges of the call are refunded.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, slice, time::Duration};
 
 use futures_util::future::{join, join_all};
 use tokio::sync::oneshot::{self, Sender};
@@ -21,11 +21,14 @@ use crate::{
     store::{Charge, Charges, Request, StoreError},
 };
 
-/// Time limit of a refund, after which the charge stays; of a reply on its way, once its caller has left; and of
-/// the look for the longest wait after a refusal.
+/// The longest wait of a caller for its refunds; for a reply on its way, once its caller has left; and for the look
+/// for the longest wait after a refusal.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The pause between two attempts to refund.
+/// After this time, a charge that could not be refunded stays.
+const LONGEST_REFUND: Duration = Duration::from_secs(60);
+
+/// The pause after the first attempt to refund. It doubles up to [`GRACE`].
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// True if the counters lie in several slots.
@@ -99,23 +102,33 @@ impl Drop for RefundUnlessKept {
     }
 }
 
-/// Refunds charges, for [`GRACE`] at most. A refund that was not sent is tried again: the background
-/// runtime may still have to open a connection.
+/// Refunds charges. It waits for [`GRACE`] at most, and goes on in the background.
 async fn refund(nodes: &Nodes, charges: &[Charge]) {
-    let refunded = async {
-        while requests::refund(nodes, charges).await.is_err_and(|error| error.has_no_effect())
-            && wait_until(after(PAUSE)).await
-        {}
-    };
-    within_grace(refunded).await;
+    let refunds = charges.iter().map(|charge| FinishOnDrop::new(refund_one(nodes.clone(), charge.clone())));
+    within(GRACE, join_all(refunds)).await;
 }
 
-/// Awaits it for [`GRACE`] at most, also in the background once its caller has left.
-async fn within_grace(work: impl Future) {
+/// Refunds a charge, for [`LONGEST_REFUND`] at most. A refund that was not sent is tried again. That of a hold also
+/// if it may have arrived: the server knows a hold, and releases it once.
+async fn refund_one(nodes: Nodes, charge: Charge) {
+    let is_repeatable = |error: StoreError| error.has_no_effect() || charge.hold.is_some() && !error.misconfigured;
+    let refunded = async {
+        let mut pause = PAUSE;
+        while requests::refund(&nodes, slice::from_ref(&charge)).await.is_err_and(is_repeatable)
+            && wait_until(after(pause)).await
+        {
+            pause = (2 * pause).min(GRACE);
+        }
+    };
+    within(LONGEST_REFUND, refunded).await;
+}
+
+/// Awaits it for this time at most, also in the background once its caller has left.
+async fn within(longest: Duration, work: impl Future) {
     tokio::select! {
         biased;
         _ = work => {}
-        _ = wait_until(after(GRACE)) => {}
+        _ = wait_until(after(longest)) => {}
     }
 }
 
@@ -185,11 +198,10 @@ async fn charge_parts(
         if outcome == Ok(true) {
             continue;
         }
-        // A refund that fails leaves the charge.
         join_all(charged.iter().map(|part| refund(nodes, &part.request.charges))).await;
         if outcome == Ok(false) {
             // For the longest wait among all of them.
-            within_grace(evaluate(nodes, charged.iter_mut().chain(rest))).await;
+            within(GRACE, evaluate(nodes, charged.iter_mut().chain(rest))).await;
         }
         return outcome.map_err(|error| if at == 0 { error } else { error.indeterminate() });
     }

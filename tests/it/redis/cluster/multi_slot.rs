@@ -342,7 +342,31 @@ async fn a_failure_in_another_slot_leaves_no_cached_denial() {
     limiter.acquire(&rule, first).await.unwrap();
 }
 
-/// As above, but the caller leaves.
+/// A call takes a place, then its other rule refuses, and the connection breaks while the place is refunded.
+#[tokio::test]
+async fn a_place_beside_a_refusal_is_free_although_its_refund_was_lost() {
+    let (cluster, limiter, [first, second]) = two_slots().await;
+    let (place, quota) = (hourly(1, Algorithm::Concurrent), hourly(1, FIXED));
+    limiter.peek(&place, first).await.unwrap();
+    limiter.acquire(&place, first).await.unwrap().refund().await.unwrap(); // its scripts are loaded
+    let near = cluster.proxy(cluster.primary_of(name(&place, first)));
+    near.set(Mode::Delay(400 * MS));
+    let both = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire_all(&[(&place, Key::new(first), 1), (&quota, Key::new(second), 1)]).await }
+    });
+    sleep(1000 * MS).await; // evaluated after 800 ms; the place is taken after 1,200 ms
+    limiter.acquire(&quota, second).await.unwrap();
+    sleep(800 * MS).await; // its refund was sent after 1,600 ms, and has not arrived
+    near.set(Mode::Refuse);
+    near.reset();
+    sleep(100 * MS).await;
+    near.set(Mode::Pass);
+    both.await.unwrap().unwrap_err(); // by the quota, unless this thread was late
+    eventually("it is free", async || limiter.acquire(&place, first).await.is_ok()).await;
+}
+
+/// As in `a_failure_in_another_slot_leaves_no_cached_denial`, but the caller leaves.
 #[tokio::test]
 async fn a_caller_of_several_slots_who_leaves_leaves_no_cached_denial() {
     let (cluster, limiter, [first, second]) = two_slots().await;
