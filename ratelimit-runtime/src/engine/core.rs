@@ -250,13 +250,14 @@ impl Engine {
     /// Records that the store could not decide these charges. Memory is never away, but it may be
     /// full for some counters.
     pub(crate) fn record_failure(&self, error: &StoreError, charges: &[Charge]) {
+        if let Some(guard) = self.guard() {
+            guard.failed(charges);
+        }
+        // Last: a recorder or a log subscriber may panic.
         if self.settings.is_local {
             observe::memory_is_full(error);
         } else {
             self.health_tracker.failed(error);
-        }
-        if let Some(guard) = self.guard() {
-            guard.failed(charges);
         }
     }
 
