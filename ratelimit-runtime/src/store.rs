@@ -520,6 +520,12 @@ impl Hold {
         self.is_kept && self.id == 0
     }
 
+    /// Another hold like this one, for another request: an earlier one may still be released.
+    pub(crate) fn anew(self) -> Self {
+        let Self { id, .. } = if self.is_kept { Self::kept(self.lease) } else { Self::new(self.lease) };
+        Self { id, ..self }
+    }
+
     fn with_id(id: u64, lease: Duration) -> Self {
         Self { id, lease, allow_partial: false, exclusive: false, is_retry: false, is_kept: false, is_timed: false }
     }

@@ -29,6 +29,8 @@ use crate::{
 const COUNT: u64 = 1 << 23;
 /// The most calls of one window.
 pub(super) const MOST: u64 = COUNT / 2;
+/// More than calls and lower limits ever charge to the credits of a window.
+const DRAINED: u64 = 2 * COUNT;
 /// A longer window is asked for again after this time.
 pub(super) const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
 /// Longer than any window is open.
@@ -108,11 +110,16 @@ impl Counters {
 
     /// Leaves nothing of the open window.
     pub(super) async fn take_all_credits(&self) -> Result<(), RequestPerMinute> {
-        match self.charge(&CREDITS, COUNT).await {
+        match self.charge(&CREDITS, DRAINED).await {
             // More than one refusal may be too much for the counter.
             Err(refused) if refused.cause() != Cause::Exceeded => Err(refused),
             _ => Ok(()),
         }
+    }
+
+    /// Whether the credits were taken all at once since the counter was reset.
+    pub(super) async fn are_drained(&self) -> Result<bool, RequestPerMinute> {
+        Ok(self.take(&CREDITS.with_count(DRAINED), 0).await?.remaining() == 0)
     }
 
     /// Lowers what remains of a counter to a number. Returns by how much.

@@ -29,7 +29,7 @@ use self::services::{Few, all_sent};
 use super::{
     Outgoing, OutgoingError,
     announcement::Announcement,
-    counters::{Counters, FLIGHT, LIMIT, LONGEST_WINDOW, PAUSE, PROBE},
+    counters::{Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, PAUSE, PROBE},
     upstream::{Admission, UpstreamState},
 };
 use crate::{
@@ -235,33 +235,58 @@ async fn a_call_that_is_answered_while_the_probe_is_in_flight_is_taken_off() {
     assert_eq!(admitted(&upstream).await.len(), 4);
 }
 
-/// Its request to take the credits may arrive when the earlier probe has just opened a window.
+/// The other one is sent while a slow one opens a window. Nobody could use it, or know that.
 #[tokio::test(start_paused = true)]
-async fn a_probe_that_took_the_credits_of_another_ones_window_closes_it() {
-    let limiter = Limiter::in_memory();
-    let upstream = upstream(&limiter);
+async fn a_window_whose_credits_another_probe_has_taken_is_closed() {
+    let store = Switched::new(ManualClock::new().into());
+    let upstream = upstream(&over(&store, OnStoreError::Deny));
+    let counters = Counters::new(over(&store, OnStoreError::Deny), Key::new("api"));
+    // The requests of `open` up to the one that sets its timer. After that, the other probe itself sees the window.
+    for request in 2..=7 {
+        let mut slow = admit(&upstream).await.unwrap();
+        store.0.waits_at.store(store.asked() + request, SeqCst);
+        let said = says(9, 60);
+        let mut learning = Box::pin(upstream.learn(&mut slow, &said));
+        assert!(learning.as_mut().now_or_never().is_none(), "request {request}");
+        counters.take_all_credits().await.unwrap();
+        learning.await.unwrap();
+        drop(slow);
+        open(&upstream, says(7, 60)).await;
+        let admitted = admitted(&upstream).await;
+        assert_eq!(admitted.len(), 7, "request {request}");
+        admitted.into_iter().for_each(Admission::discard);
+        counters.reset(&KNOWN).await.unwrap();
+    }
+}
+
+/// Another probe that is answered late has not taken them.
+#[tokio::test(start_paused = true)]
+async fn a_window_that_calls_have_used_up_is_not_closed() {
+    let upstream = upstream(&Limiter::in_memory());
     let mut slow = admit(&upstream).await.unwrap();
     sleep(PROBE.period() + SECOND).await;
-    let mut probe = admit(&upstream).await.unwrap();
-    upstream.learn(&mut slow, &says(9, 60)).await.unwrap();
+    let mut late = admit(&upstream).await.unwrap();
+    upstream.learn(&mut slow, &says(3, 60)).await.unwrap();
     drop(slow);
-    Counters::new(limiter, Key::new("api")).take_all_credits().await.unwrap();
+    assert_eq!(admitted(&upstream).await.len(), 1); // one is in flight, and one left for the next probe
+    upstream.learn(&mut late, &says(2, 60)).await.unwrap();
+    drop(late);
     assert!(admit(&upstream).await.is_none());
-    upstream.learn(&mut probe, &says(8, 60)).await.unwrap();
-    drop(probe);
-    open(&upstream, says(7, 60)).await;
-    assert_eq!(admitted(&upstream).await.len(), 7);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_that_fails_before_it_is_sent_is_not_in_flight() {
+async fn a_probe_that_fails_or_leaves_before_it_is_sent_is_not_in_flight() {
     let store = Switched::new(Clock::system());
     let limiter = over(&store, OnStoreError::Deny);
     let upstream = upstream(&limiter);
     for request in 3..=6 {
-        store.0.fails_at.store(store.asked() + request, SeqCst);
-        assert!(admit(&upstream).await.is_none(), "request {request}");
-        assert_eq!(Counters::new(limiter.clone(), Key::new("api")).in_flight().await.unwrap(), 0, "request {request}");
+        for number in [&store.0.fails_at, &store.0.waits_at] {
+            number.store(store.asked() + request, SeqCst);
+            let probe = admit(&upstream).now_or_never().flatten();
+            let in_flight = Counters::new(limiter.clone(), Key::new("api")).in_flight().await.unwrap();
+            assert_eq!(in_flight, u64::from(probe.is_some()), "request {request}");
+            probe.into_iter().for_each(Admission::discard);
+        }
     }
 }
 

@@ -95,8 +95,8 @@ pub(super) struct Admission {
     /// may not have counted it yet.
     flight: Option<Permit>,
     probe: Option<Permit>,
-    /// For a probe: the other calls that were in flight.
-    in_flight: u64,
+    /// For a probe that may be sent: the other calls that were in flight.
+    in_flight: Option<u64>,
 }
 
 impl Admission {
@@ -132,6 +132,9 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         if let Some(permit) = self.probe.take() {
+            if self.in_flight.is_none() {
+                self.end_flight(); // it was not sent
+            }
             permit.refund_in_background();
             self.state.probed.notify_waiters();
         }
@@ -192,7 +195,7 @@ impl UpstreamState {
         flight: Option<Permit>,
         probe: Option<Permit>,
     ) -> Admission {
-        Admission { state: Arc::clone(self), window, pauses, flight, probe, in_flight: 0 }
+        Admission { state: Arc::clone(self), window, pauses, flight, probe, in_flight: None }
     }
 
     /// Waits until a window is open, or until this call may probe.
@@ -207,7 +210,7 @@ impl UpstreamState {
             FinishOnDrop::new(async move { state.close_all().await }).await?;
             self.local().told = uncounted;
         }
-        let mut poll = FIRST_POLL;
+        let (mut poll, mut has_failed) = (FIRST_POLL, false);
         loop {
             self.wait_for_pause(until).await?;
             let asked = self.now();
@@ -230,15 +233,15 @@ impl UpstreamState {
             match counters.take_probe().await {
                 Ok((flight, probe)) => {
                     let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
-                    let counted = FinishOnDrop::new(Self::count_flights(counters.clone())).await;
-                    if let Ok(Some(in_flight)) = counted {
-                        probe.in_flight = in_flight;
-                        if probe.is_current() {
+                    match FinishOnDrop::new(Self::count_flights(self.counters.clone())).await {
+                        Ok(Some(in_flight)) if probe.is_current() => {
+                            probe.in_flight = Some(in_flight);
                             return Ok(Some(probe));
                         }
+                        // Once more, with a request that waits for the store if calls do.
+                        Err(error) if mem::replace(&mut has_failed, true) => return Err(error),
+                        _ => {}
                     }
-                    probe.discard();
-                    counted?;
                 }
                 Err(refused) if refused.cause() == Cause::Exceeded => {
                     let wait = refused.retry_after().unwrap_or(FIRST_POLL);
@@ -296,13 +299,11 @@ impl UpstreamState {
         // The response counts the probe itself. Without a refund, it counts twice.
         let _ = probe.refund().await;
         if !self.counters.left_of(&KNOWN).await?.is_zero() {
-            // Another probe was faster. This one may have taken the credits of its window: then another call probes.
-            let is_used_up = self.counters.take(&CREDITS, 0).await?.remaining() == 0;
-            return if is_used_up && said.remaining > Some(0) { self.close_all().await } else { Ok(()) };
+            return Ok(()); // another probe was faster
         }
         let is_of_upstream =
             said.is_announced() || !said.is_failure && self.counters.left_of(&ANNOUNCED).await?.is_zero();
-        if is_of_upstream { self.open(said, admission.in_flight).await } else { Ok(()) }
+        if is_of_upstream { self.open(said, admission.in_flight.unwrap_or(0)).await } else { Ok(()) }
     }
 
     /// A call is not counted here, as the store is away: so what it knows is not used any more. Returns
@@ -424,8 +425,10 @@ impl UpstreamState {
         }
         let now = self.now();
         self.counters.set_timer(KNOWN.prefix(), length).await?;
-        if self.is_paused().await? {
-            return self.close_all().await; // another call was refused in the meantime
+        // In the meantime, another call may have been refused, or another probe may have been sent.
+        let (is_paused, are_drained) = tokio::join!(self.is_paused(), self.counters.are_drained());
+        if is_paused? || are_drained? {
+            return self.close_all().await;
         }
         self.open_local(now.saturating_add(length), left, limit);
         Ok(())

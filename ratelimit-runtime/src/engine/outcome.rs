@@ -17,7 +17,7 @@ use crate::{
     Decision, OnStoreError, RequestPerMinute,
     decision::Outcome,
     observe,
-    store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
+    store::{Batch, Charge, Charges, Hold, Reply, Request, Store as _, StoreError},
 };
 
 /// A refusal that may end if the caller waits.
@@ -242,6 +242,7 @@ impl AcquireRequest {
                 }
                 !is_over
             });
+            rest.iter_mut().for_each(|charge| charge.hold = charge.hold.map(Hold::anew));
             return Err(Box::new(ShadowRejection { decision, rest }));
         }
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &charge.decision);

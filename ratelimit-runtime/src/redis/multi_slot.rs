@@ -3,8 +3,8 @@
 //! All slots are evaluated first, concurrently: a refusal charges nothing. If all counters have
 //! room, they are charged slot by slot, in order. If not, the rules with a ban that refuse ban their
 //! counters. If a slot refuses after all, or its node fails, earlier
-//! charges are refunded, if their nodes answer within a minute. A charge that was sent and
-//! has no reply stays.
+//! charges are refunded, as far as that takes no longer than a second, and their holds released, within a minute.
+//! A plain charge stays if it was sent and has no reply, or if its refund has none.
 //! So the limits are never exceeded, but a concurrent caller may be refused in between.
 //! If the caller is cancelled, a charge on its way is awaited in the background, for a second at
 //! most. Then the charges of the call are refunded.
@@ -21,11 +21,11 @@ use crate::{
     store::{Charge, Charges, Request, StoreError},
 };
 
-/// The longest wait of a caller for its refunds; for a reply on its way, once its caller has left; and for the look
-/// for the longest wait after a refusal.
+/// Time limit of a refund, after which a plain charge stays; of a reply on its way, once its caller has left; and of
+/// the look for the longest wait after a refusal.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// After this time, a charge that could not be refunded stays.
+/// After this time, a hold that could not be released stays until its lease ends.
 const LONGEST_REFUND: Duration = Duration::from_secs(60);
 
 /// The pause after the first attempt to refund. It doubles up to [`GRACE`].
@@ -102,14 +102,18 @@ impl Drop for RefundUnlessKept {
     }
 }
 
-/// Refunds charges. It waits for [`GRACE`] at most, and goes on in the background.
+/// Refunds charges, for [`GRACE`] at most. That of a hold goes on in the background: nobody else releases it, and its
+/// denials are not cached.
 async fn refund(nodes: &Nodes, charges: &[Charge]) {
-    let refunds = charges.iter().map(|charge| FinishOnDrop::new(refund_one(nodes.clone(), charge.clone())));
-    within(GRACE, join_all(refunds)).await;
+    let (held, others): (Vec<_>, Vec<_>) = charges.iter().cloned().partition(|charge| charge.hold.is_some());
+    let held = held.into_iter().map(|charge| FinishOnDrop::new(refund_one(nodes.clone(), charge)));
+    let others = others.into_iter().map(|charge| refund_one(nodes.clone(), charge));
+    within(GRACE, join(join_all(held), join_all(others))).await;
 }
 
-/// Refunds a charge, for [`LONGEST_REFUND`] at most. A refund that was not sent is tried again. That of a hold also
-/// if it may have arrived: the server knows a hold, and releases it once.
+/// Refunds a charge, for [`LONGEST_REFUND`] at most. A refund that was not sent is tried again: the background
+/// runtime may still have to open a connection. That of a hold also if it may have arrived: the server knows a hold,
+/// and releases it once.
 async fn refund_one(nodes: Nodes, charge: Charge) {
     let is_repeatable = |error: StoreError| error.has_no_effect() || charge.hold.is_some() && !error.misconfigured;
     let refunded = async {

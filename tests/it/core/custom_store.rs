@@ -1,13 +1,16 @@
 //! A store that a user of the crate wrote, behind a limiter.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, Request, StoreError};
-use ratelimit_runtime::{Cause, CounterName, Key, Limiter, ManualClock, OnStoreError, Rule, Store};
+use ratelimit_runtime::{
+    Algorithm, Cause, CounterName, Decision, Key, Limiter, ManualClock, OnStoreError, Rule, Store,
+};
 
 use crate::support::plain_store::{PlainStore, on_plain_store};
-use crate::support::{ALGORITHMS, admitted, exceeded, hourly};
+use crate::support::{ALGORITHMS, FIXED, admitted, exceeded, hourly};
 
 #[tokio::test]
 async fn a_custom_store_decides_for_a_limiter() {
@@ -184,6 +187,46 @@ async fn mistakes_of_a_custom_store_admit_no_call() {
         assert_eq!(waiting.unwrap_err().cause(), Cause::Misconfigured);
     }
     assert_eq!(Limiter::with_store(Loses).peek(&rule, 1).await.unwrap_err().cause(), Cause::Misconfigured);
+}
+
+/// A store may still release the hold of a request that it has refused. So the next request has another one.
+#[tokio::test]
+async fn a_call_that_is_asked_again_without_its_shadow_rule_has_a_new_hold() {
+    #[derive(Clone, Debug, Default)]
+    struct RefusesShadows(Arc<Mutex<Vec<u64>>>);
+
+    impl Store for RefusesShadows {
+        fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+            for request in batch.iter_mut() {
+                self.0.lock().unwrap().extend(request.charges.iter().filter_map(|charge| Some(charge.hold?.id)));
+                request.outcome = Ok(request.charges.iter().all(|charge| !charge.rule.is_shadow()));
+                let wait = Duration::from_secs(1);
+                request.charges.iter_mut().filter(|charge| charge.rule.is_shadow()).for_each(|charge| {
+                    charge.decision = Decision::new(charge.rule.count(), 0, wait, Some(wait));
+                });
+            }
+            Reply::Ready(batch)
+        }
+        fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+            Reply::Ready(Ok(0))
+        }
+        fn supports_holds(&self) -> bool {
+            true
+        }
+        fn settle(&self, _: Charge, _: u64) -> Reply<Result<(), StoreError>> {
+            Reply::Ready(Ok(()))
+        }
+        fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+            Reply::Ready(Ok(()))
+        }
+    }
+
+    let (store, place, shadow) =
+        (RefusesShadows::default(), hourly(1, Algorithm::Concurrent), hourly(1, FIXED).with_shadow(true));
+    let limiter = Limiter::with_store(store.clone());
+    limiter.acquire_all(&[(&place, Key::new(1), 1), (&shadow, Key::new(2), 1)]).await.unwrap();
+    let ids = store.0.lock().unwrap().clone();
+    assert!(ids.len() == 2 && ids[0] != ids[1], "{ids:?}");
 }
 
 /// The store never answers.

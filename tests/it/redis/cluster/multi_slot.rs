@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{Timed, keys_apart, limiter_on, name};
-use crate::support::servers::ask;
+use crate::support::servers::{ask, script_calls};
 use crate::support::{
     ALGORITHMS, BUCKET, By, FIXED, LOG, MS, PATIENCE, SECOND, SLIDING, eventually, exceeded, fresh_key, hourly,
     in_memory, is_admitted,
@@ -349,20 +349,24 @@ async fn a_place_beside_a_refusal_is_free_although_its_refund_was_lost() {
     let (place, quota) = (hourly(1, Algorithm::Concurrent), hourly(1, FIXED));
     limiter.peek(&place, first).await.unwrap();
     limiter.acquire(&place, first).await.unwrap().refund().await.unwrap(); // its scripts are loaded
-    let near = cluster.proxy(cluster.primary_of(name(&place, first)));
+    let node = cluster.primary_of(name(&place, first));
+    let (server, near) = (cluster.node(node), cluster.proxy(node));
+    let before = script_calls(server);
     near.set(Mode::Delay(400 * MS));
     let both = tokio::spawn({
         let limiter = limiter.clone();
         async move { limiter.acquire_all(&[(&place, Key::new(first), 1), (&quota, Key::new(second), 1)]).await }
     });
-    sleep(1000 * MS).await; // evaluated after 800 ms; the place is taken after 1,200 ms
+    let are_run = async |calls| eventually("its scripts", async || script_calls(server) == before + calls).await;
+    are_run(1).await; // all fits; the answer takes 400 ms, and the next request as long
     limiter.acquire(&quota, second).await.unwrap();
-    sleep(800 * MS).await; // its refund was sent after 1,600 ms, and has not arrived
+    are_run(2).await; // it has the place; its refund is sent after 400 ms, and would arrive after 800 ms
+    sleep(600 * MS).await;
     near.set(Mode::Refuse);
     near.reset();
     sleep(100 * MS).await;
     near.set(Mode::Pass);
-    both.await.unwrap().unwrap_err(); // by the quota, unless this thread was late
+    exceeded(both.await.unwrap());
     eventually("it is free", async || limiter.acquire(&place, first).await.is_ok()).await;
 }
 
