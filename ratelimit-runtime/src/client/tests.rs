@@ -1,13 +1,14 @@
 //! Credits of an upstream in one process, whose store may be away.
 
 mod services;
+mod switched;
 
 use std::{
     future::{self, Future, pending},
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll, ready},
     thread,
@@ -18,86 +19,27 @@ use futures_util::FutureExt as _;
 use http::{Request, Response};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::{JoinSet, yield_now},
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 use tower::{ServiceExt as _, service_fn};
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-use self::services::{Few, all_sent};
+use self::{
+    services::{Few, all_sent},
+    switched::Switched,
+};
 use super::{
     Outgoing, OutgoingError,
     announcement::Announcement,
     counters::{Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, PAUSE, PROBE},
     upstream::{Admission, UpstreamState},
 };
-use crate::{
-    Cause, Clock, CounterName, Key, Limiter, ManualClock, OnStoreError, Store,
-    memory::Memory,
-    store::{Batch, Charges, Reply, StoreError},
-};
+use crate::{Cause, Clock, Key, Limiter, ManualClock, OnStoreError};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A store in memory that may be away.
-#[derive(Clone, Debug)]
-struct Switched(Arc<SwitchedState>);
-
-#[derive(Debug)]
-struct SwitchedState {
-    memory: Memory,
-    is_away: AtomicBool,
-    /// The number of requests to decide.
-    asked: AtomicUsize,
-    /// The numbers of the request that fails, and of the one whose reply is not ready at once.
-    fails_at: AtomicUsize,
-    waits_at: AtomicUsize,
-}
-
-impl Switched {
-    /// Its time is that of the test, or stands still.
-    fn new(clock: Clock) -> Self {
-        let [fails_at, waits_at] = [0; 2].map(AtomicUsize::new);
-        let (memory, is_away, asked) = (Memory::new(clock, 1_000, 0), AtomicBool::new(false), AtomicUsize::new(0));
-        Self(Arc::new(SwitchedState { memory, is_away, asked, fails_at, waits_at }))
-    }
-
-    fn is_away(&self, is_away: bool) {
-        self.0.is_away.store(is_away, SeqCst);
-    }
-
-    fn asked(&self) -> usize {
-        self.0.asked.load(SeqCst)
-    }
-
-    fn outage(&self) -> Option<StoreError> {
-        self.0.is_away.load(SeqCst).then(|| StoreError::unavailable("away"))
-    }
-}
-
-impl Store for Switched {
-    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
-        let number = self.0.asked.fetch_add(1, SeqCst) + 1;
-        let fails = number == self.0.fails_at.load(SeqCst);
-        let Some(outage) = self.outage().or_else(|| fails.then(StoreError::no_answer)) else {
-            let reply = self.0.memory.decide(batch);
-            let waits = number == self.0.waits_at.load(SeqCst);
-            return if waits { Reply::Pending(Box::pin(yield_now().then(|()| reply.answer()))) } else { reply };
-        };
-        batch.iter_mut().for_each(|request| request.outcome = Err(outage.clone()));
-        Reply::Ready(batch)
-    }
-
-    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        self.outage().map_or_else(|| self.0.memory.refund(charges), |outage| Reply::Ready(Err(outage)))
-    }
-
-    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        self.outage().map_or_else(|| self.0.memory.reset(counter), |outage| Reply::Ready(Err(outage)))
-    }
-}
 
 /// The limiter of one process on the store.
 fn over(store: &Switched, policy: OnStoreError) -> Limiter {
@@ -244,7 +186,7 @@ async fn a_window_whose_credits_another_probe_has_taken_is_closed() {
     // The requests of `open` up to the one that sets its timer. After that, the other probe itself sees the window.
     for request in 2..=7 {
         let mut slow = admit(&upstream).await.unwrap();
-        store.0.waits_at.store(store.asked() + request, SeqCst);
+        store.waits_at(request);
         let said = says(9, 60);
         let mut learning = Box::pin(upstream.learn(&mut slow, &said));
         assert!(learning.as_mut().now_or_never().is_none(), "request {request}");
@@ -280,8 +222,8 @@ async fn a_probe_that_fails_or_leaves_before_it_is_sent_is_not_in_flight() {
     let limiter = over(&store, OnStoreError::Deny);
     let upstream = upstream(&limiter);
     for request in 3..=6 {
-        for number in [&store.0.fails_at, &store.0.waits_at] {
-            number.store(store.asked() + request, SeqCst);
+        for set in [Switched::fails_at, Switched::waits_at] {
+            set(&store, request);
             let probe = admit(&upstream).now_or_never().flatten();
             let in_flight = Counters::new(limiter.clone(), Key::new("api")).in_flight().await.unwrap();
             assert_eq!(in_flight, u64::from(probe.is_some()), "request {request}");
@@ -298,7 +240,7 @@ async fn a_caller_who_leaves_while_it_closes_a_window_leaves_none_without_credit
     let [one, other] = [(); 2].map(|()| upstream(&limiter));
     open(&other, says(5, 60)).await;
     one.doubt();
-    store.0.waits_at.store(store.asked() + 1, SeqCst);
+    store.waits_at(1);
     assert!(one.admit(None).now_or_never().is_none()); // it has taken the credits
     for _ in 0..500 {
         if admit(&other).await.is_some() {
