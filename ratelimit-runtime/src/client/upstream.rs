@@ -28,7 +28,7 @@ const UNANNOUNCED: Duration = Duration::from_secs(10);
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// A waiting process looks again after this time, as another one may have learnt of a new window.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The pause while another process probes. It doubles each time.
+/// The pause while another call probes, and before other processes are told of a pause. It doubles each time.
 const FIRST_POLL: Duration = Duration::from_millis(10);
 const LONGEST_POLL: Duration = Duration::from_millis(250);
 
@@ -55,19 +55,20 @@ struct LocalView {
     pauses: u64,
     /// The end of the latest pause that this process was told. It holds whatever the store says.
     paused_until: Duration,
-    /// The calls that were not counted in the store, and how many of them it was told of.
+    /// The number of calls that were not counted in the store.
     uncounted: u64,
-    told: u64,
-    /// The time of the latest of them.
+    /// The value of `uncounted` when the store's window was last closed for them.
+    closed_for: u64,
+    /// The time of the latest uncounted call.
     doubted_at: Duration,
     /// A task of this process tells others of the pause. A fork copies this, but has no such task.
     telling_in: Option<u32>,
 }
 
-/// The task that tells other processes of a pause.
-struct Telling<'a>(&'a UpstreamState);
+/// Clears `telling_in` when the task that tells other processes of a pause ends early.
+struct ClearTellingOnDrop<'a>(&'a UpstreamState);
 
-impl Drop for Telling<'_> {
+impl Drop for ClearTellingOnDrop<'_> {
     fn drop(&mut self) {
         self.0.local().telling_in = None;
     }
@@ -77,8 +78,7 @@ impl Drop for Telling<'_> {
 #[derive(Clone, Copy, Debug)]
 struct SeenWindow {
     ends: Duration,
-    /// The least that was seen to remain. More than that shows that the counter was lost or opened
-    /// anew.
+    /// The next permit shows less than this, unless the counter was lost or opened anew.
     left: u64,
     limit: u64,
 }
@@ -88,7 +88,7 @@ struct SeenWindow {
 pub(super) struct Admission {
     pub(super) state: Arc<UpstreamState>,
     /// The end of the window that the call belongs to.
-    window: Duration,
+    window_ends: Duration,
     /// The pauses before the call asked for its credit.
     pauses: u64,
     /// Ends the flight. If it is dropped, the call counts as in flight for some time: the upstream
@@ -106,7 +106,7 @@ impl Admission {
         let state = &self.state;
         match &self.probe {
             None if self.flight.is_none() => true, // not counted
-            None => self.pauses == state.local().pauses && state.now() < self.window,
+            None => self.pauses == state.local().pauses && state.now() < self.window_ends,
             Some(_) => state.pause_left().is_zero(),
         }
     }
@@ -147,7 +147,7 @@ impl UpstreamState {
         Self { counters, limiter, longest_pause, local, turn, probed }
     }
 
-    /// Waits until a call may be sent, until the time `until` at most.
+    /// Waits until a call may be sent, but no longer than `until`.
     ///
     /// # Cancellation
     ///
@@ -190,12 +190,12 @@ impl UpstreamState {
 
     fn admission(
         self: &Arc<Self>,
-        window: Duration,
+        window_ends: Duration,
         pauses: u64,
         flight: Option<Permit>,
         probe: Option<Permit>,
     ) -> Admission {
-        Admission { state: Arc::clone(self), window, pauses, flight, probe, in_flight: None }
+        Admission { state: Arc::clone(self), window_ends, pauses, flight, probe, in_flight: None }
     }
 
     /// Waits until a window is open, or until this call may probe.
@@ -205,10 +205,10 @@ impl UpstreamState {
         until: Option<Duration>,
     ) -> Result<Option<Admission>, RequestPerMinute> {
         let uncounted = self.local().uncounted;
-        if uncounted != self.local().told {
+        if uncounted != self.local().closed_for {
             let state = Arc::clone(self);
             FinishOnDrop::new(async move { state.close_all().await }).await?;
-            self.local().told = uncounted;
+            self.local().closed_for = uncounted;
         }
         let (mut poll, mut has_failed) = (FIRST_POLL, false);
         loop {
@@ -233,7 +233,7 @@ impl UpstreamState {
             match counters.take_probe().await {
                 Ok((flight, probe)) => {
                     let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
-                    match FinishOnDrop::new(Self::count_flights(self.counters.clone())).await {
+                    match FinishOnDrop::new(Self::drain_and_count_flights(self.counters.clone())).await {
                         Ok(Some(in_flight)) if probe.is_current() => {
                             probe.in_flight = Some(in_flight);
                             return Ok(Some(probe));
@@ -261,12 +261,12 @@ impl UpstreamState {
         }
     }
 
-    /// The calls in flight besides this probe. The upstream may count them after the probe, also those
-    /// that are answered before it. Nobody takes an old credit any more. `None` if an earlier probe has opened a
-    /// window in between.
+    /// Takes all credits, so that no call uses an old one, and returns the calls in flight besides this probe. `None` if
+    /// an earlier probe has opened a window in between.
     ///
+    /// The upstream may count those calls after the probe, also those that are answered before it.
     /// It may not be cancelled: a window without credits would stay open.
-    async fn count_flights(counters: Counters) -> Result<Option<u64>, RequestPerMinute> {
+    async fn drain_and_count_flights(counters: Counters) -> Result<Option<u64>, RequestPerMinute> {
         if !counters.left_of(&KNOWN).await?.is_zero() {
             return Ok(None);
         }
@@ -294,7 +294,7 @@ impl UpstreamState {
         }
         let Some(probe) = admission.flight.take_if(|_| admission.probe.is_some()) else {
             admission.end_flight();
-            return self.follow(admission.window, said).await;
+            return self.follow(admission.window_ends, said).await;
         };
         // The response counts the probe itself. Without a refund, it counts twice.
         let _ = probe.refund().await;
@@ -313,7 +313,7 @@ impl UpstreamState {
         let mut local = self.local();
         (local.window, local.doubted_at) = (None, now);
         local.uncounted += 1;
-        local.uncounted == local.told + 1
+        local.uncounted == local.closed_for + 1
     }
 
     /// Whether this process knows of a pause or of calls that the store may not know of.
@@ -321,7 +321,7 @@ impl UpstreamState {
         let now = self.now();
         let local = self.local();
         // No window of the store lasts for longer.
-        let is_in_doubt = local.uncounted != local.told && now < local.doubted_at.saturating_add(LONGEST_WINDOW);
+        let is_in_doubt = local.uncounted != local.closed_for && now < local.doubted_at.saturating_add(LONGEST_WINDOW);
         now < local.paused_until || is_in_doubt
     }
 
@@ -357,7 +357,7 @@ impl UpstreamState {
         if mem::replace(&mut self.local().telling_in, here) == here {
             return;
         }
-        let (telling, mut wait) = (Telling(self), FIRST_POLL);
+        let (telling, mut wait) = (ClearTellingOnDrop(self), FIRST_POLL);
         loop {
             self.sleep(wait).await;
             let paused_until = self.local().paused_until;
@@ -383,7 +383,7 @@ impl UpstreamState {
         self.close_all().await
     }
 
-    /// Closes the window of all processes. It may not be cancelled, as [`Self::count_flights`].
+    /// Closes the window of all processes. It may not be cancelled, as [`Self::drain_and_count_flights`].
     async fn close_all(&self) -> Result<(), RequestPerMinute> {
         self.counters.take_all_credits().await?;
         self.counters.reset(&KNOWN).await
@@ -410,10 +410,10 @@ impl UpstreamState {
         self.counters.reset(&LIMIT).await?;
         // Another probe may have been sent later.
         let in_flight = in_flight.max(self.counters.in_flight().await?);
-        // Nobody can tell whether the upstream counts them in the old window, or in the new one.
+        // They may count in the old window or in the new one.
         let mut left = announced.saturating_sub(in_flight);
-        // They may have failed. So it is asked again when they are forgotten, unless it never tells what
-        // remains. One call is left for that.
+        // They may also have failed, so the upstream is asked again when they are forgotten. One call is kept back as
+        // that probe. A policy never says what remains, so it is not asked.
         if in_flight > 0 && announced > 0 && length > FLIGHT && !said.is_policy {
             length = FLIGHT;
             left = left.saturating_sub(1);
@@ -497,7 +497,7 @@ impl UpstreamState {
         self.bounded(self.sleep(time.min(part)), until).await
     }
 
-    /// Waits for this until the time `until` at most, and until the limiter is closed.
+    /// Awaits this until `until`, or until the limiter is closed.
     pub(super) async fn bounded<T>(
         &self,
         awaited: impl Future<Output = T>,
@@ -537,7 +537,7 @@ impl UpstreamState {
         // One more than remains: the next permit shows less.
         let window = Some(SeenWindow { ends, left: left.saturating_add(1), limit });
         let mut local = self.local();
-        if local.paused_until <= self.now() && local.uncounted == local.told {
+        if local.paused_until <= self.now() && local.uncounted == local.closed_for {
             (local.window, local.is_used_up) = (window, false);
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct Holding {
     amount: u64,
     /// The amount reported as used so far. `None` if none was reported.
     reported: Option<u64>,
-    /// More may have been used than was reported.
+    /// The report is incomplete: the whole cost is charged at least.
     is_part: bool,
     state: HoldState,
 }
@@ -59,7 +59,7 @@ struct UsedAmount {
     elapsed_ms: u64,
     /// The reported amount. `None` counts as the whole cost.
     reported: Option<u64>,
-    /// The whole cost was used, or more if more was reported.
+    /// The report is incomplete: the whole cost is charged at least.
     is_part: bool,
 }
 
@@ -118,7 +118,7 @@ impl Holding {
         self.charges().any(|charge| charge.rule.is_concurrent())
     }
 
-    /// The amount at the start, over all counters.
+    /// The cost of the charges that this settles, over all counters, as it was charged at the start.
     pub(crate) fn amount(&self) -> u64 {
         self.amount
     }
@@ -167,8 +167,8 @@ impl Holding {
         self.settle_used(used).await
     }
 
-    /// Charges nothing, for `Reservation::cancel` and `Permit::refund`. A caller who is cancelled drops
-    /// the holds.
+    /// Charges nothing, for `Reservation::cancel` and `Permit::refund`. Not for a caller whose future is dropped: see
+    /// `Drop`.
     pub(crate) async fn cancel(self) -> Result<(), RequestPerMinute> {
         self.settle_used(UsedAmount { elapsed_ms: 0, reported: Some(0), is_part: false }).await
     }
@@ -225,8 +225,8 @@ impl Holding {
 }
 
 impl Drop for Holding {
-    /// The call has ended, failed, panicked or was cancelled. `Elapsed` is charged its time, other
-    /// costs what was recorded; or else, and if that is a part, all of it at least.
+    /// The call has ended, failed, panicked or was cancelled. `Elapsed` is charged its time. Other costs are charged
+    /// what was recorded, or the maximum if nothing was. After `record_part`, the larger of both.
     fn drop(&mut self) {
         let (elapsed_ms, reported, is_part) = (self.elapsed_ms(), self.reported, self.is_part);
         self.finish(UsedAmount { elapsed_ms, reported, is_part }, None);
@@ -286,7 +286,7 @@ async fn settle(
     if let Some(result_sender) = result_sender {
         let _ = result_sender.send(failed.first().map_or(Ok(()), |(_, error)| Err(error.clone())));
     }
-    // After all: a log subscriber may panic.
+    // Last, as a log subscriber may panic.
     for (charge, error) in &failed {
         observe::not_settled(&charge.rule, error);
     }

@@ -71,12 +71,13 @@ impl AcquireRequest {
         sent_at: Duration,
     ) -> Result<Resolution, Box<ShadowRejection>> {
         let (error, charges) = match batch.map(Batch::into_first) {
-            Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
-                let resolution = self.resolve_decided(charges, fits, consume, Origin::Store, sent_at);
-                if fits {
-                    self.engine.record_success(); // a server that can't write can still refuse
-                }
-                return resolution; // if the recorder panics, its permit frees what is held
+            Ok(Some(Request { charges, outcome: Ok(true), .. })) => {
+                let resolution = self.resolve_admitted(charges, consume, Origin::Store, sent_at);
+                self.engine.record_success(); // a server that can't write can still refuse
+                return Ok(resolution); // if the recorder panics, its permit frees what is held
+            }
+            Ok(Some(Request { charges, outcome: Ok(false), .. })) => {
+                return self.resolve_refused(charges, consume, Origin::Store, sent_at);
             }
             Ok(Some(Request { charges, outcome: Err(error), .. })) => (error, charges),
             Err(error) => (error, self.charges().unwrap_or_default()),
@@ -180,8 +181,11 @@ impl AcquireRequest {
                 return Resolution::Rejected(refusal(&self.rule(), StoreError::no_answer()));
             };
             let resolution = match batch.into_first() {
-                Some(Request { charges, outcome: Ok(fits), .. }) => {
-                    self.resolve_decided(charges, fits, consume, Origin::LocalFallback, self.clock().now())
+                Some(Request { charges, outcome: Ok(true), .. }) => {
+                    Ok(self.resolve_admitted(charges, consume, Origin::LocalFallback, self.clock().now()))
+                }
+                Some(Request { charges, outcome: Ok(false), .. }) => {
+                    self.resolve_refused(charges, consume, Origin::LocalFallback, self.clock().now())
                 }
                 Some(Request { outcome: Err(error), .. }) => Ok(self.end_undecided(error).into()),
                 None => Ok(Resolution::Rejected(refusal(&self.rule(), StoreError::no_answer()))),
@@ -196,32 +200,33 @@ impl AcquireRequest {
         }
     }
 
-    /// Turns a decision of the store, or of this process, into a resolution.
-    fn resolve_decided(
+    /// Turns charges that were made, or would fit, into a permit.
+    fn resolve_admitted(&self, charges: Charges, consume: bool, origin: Origin, sent_at: Duration) -> Resolution {
+        let admitted = charges.iter().filter(|_| consume).map(|charge| (charge.rule, charge.decision.remaining));
+        let admitted: SmallVec<[_; 4]> = admitted.collect();
+        let enforced = charges.iter().filter(|charge| !charge.rule.is_shadow());
+        let delay = enforced.map(|charge| charge.slot_delay).max().filter(|delay| !delay.is_zero());
+        let run_at = delay.map(|delay| self.clock().now().saturating_add(delay));
+        let (decision, engine) = (most_restrictive_decision(&charges), self.engine.clone());
+        let receipt = if consume && charges.iter().any(Charge::is_settled_later) {
+            Receipt::of_holds(engine, charges, origin, sent_at)
+        } else {
+            Receipt::of_charges(engine, charges, origin, self.is_single)
+        };
+        let permit = Permit::new(decision.limit, &Outcome::new(decision, [0; 2]), receipt);
+        // If a recorder panics, the permit frees what is held.
+        admitted.iter().for_each(|(rule, remaining)| observe::admitted(rule, *remaining));
+        Resolution::Admitted(permit, run_at)
+    }
+
+    /// Turns charges of which some do not fit into a refusal.
+    fn resolve_refused(
         &self,
         charges: Charges,
-        fits: bool,
         consume: bool,
         origin: Origin,
         sent_at: Duration,
     ) -> Result<Resolution, Box<ShadowRejection>> {
-        if fits {
-            let admitted = charges.iter().filter(|_| consume).map(|charge| (charge.rule, charge.decision.remaining));
-            let admitted: SmallVec<[_; 4]> = admitted.collect();
-            let enforced = charges.iter().filter(|charge| !charge.rule.is_shadow());
-            let delay = enforced.map(|charge| charge.slot_delay).max().filter(|delay| !delay.is_zero());
-            let run_at = delay.map(|delay| self.clock().now().saturating_add(delay));
-            let (decision, engine) = (most_restrictive_decision(&charges), self.engine.clone());
-            let receipt = if consume && charges.iter().any(Charge::is_settled_later) {
-                Receipt::of_holds(engine, charges, origin, sent_at)
-            } else {
-                Receipt::of_charges(engine, charges, origin, self.is_single)
-            };
-            let permit = Permit::new(decision.limit, &Outcome::new(decision, [0; 2]), receipt);
-            // If a recorder panics, the permit frees what is held.
-            admitted.iter().for_each(|(rule, remaining)| observe::admitted(rule, *remaining));
-            return Ok(Resolution::Admitted(permit, run_at));
-        }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
         let refusing = charges.iter().filter(|charge| is_over(charge));
         // Enforced rules come before shadow rules. Next come charges that would not fit even if all

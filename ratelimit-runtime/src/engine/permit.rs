@@ -207,8 +207,13 @@ impl Permit {
         if let OtherReceipt::Hold(holding, _) = &**receipt { Some(holding) } else { None }
     }
 
-    /// The rule that the numbers are about, and its cost. If the memory store has charged one rule, it
-    /// has no name, and for a place it is `None`.
+    fn holding_mut(&mut self) -> Option<&mut Holding> {
+        let Receipt::Other(receipt) = &mut self.receipt else { return None };
+        if let OtherReceipt::Hold(holding, _) = Arc::get_mut(receipt)? { Some(holding) } else { None }
+    }
+
+    /// The rule that the numbers are about, and its cost. `None` for a single place. The rule has no name if it is the
+    /// only one, and was charged in memory or to prefetched quota.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
         fn of_store<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<(Rule, u64)> {
@@ -316,19 +321,15 @@ impl Permit {
     /// # Ok::<_, RequestPerMinute>(()) }).unwrap();
     /// ```
     pub fn record(&mut self, more: u64) {
-        if let Receipt::Other(receipt) = &mut self.receipt
-            && let Some(OtherReceipt::Hold(holding, _)) = Arc::get_mut(receipt)
-        {
+        if let Some(holding) = self.holding_mut() {
             holding.record(more);
         }
     }
 
-    /// As [`Permit::record`], of a part of what may have been used: each settled cost is at least its maximum.
+    /// As [`Permit::record`], if more than `used` may have been used. The drop charges at least the maximum.
     #[cfg(feature = "tower")]
     pub(crate) fn record_part(&mut self, used: u64) {
-        if let Receipt::Other(receipt) = &mut self.receipt
-            && let Some(OtherReceipt::Hold(holding, _)) = Arc::get_mut(receipt)
-        {
+        if let Some(holding) = self.holding_mut() {
             holding.record_part(used);
         }
     }

@@ -19,7 +19,7 @@ mod model_check;
 pub(super) struct DenialCache {
     shards: Box<[CachePadded<SpinMutex<DenialShard>>]>,
     /// Set by the first insert, and never cleared: until then no shard is locked.
-    any: AtomicBool,
+    was_used: AtomicBool,
 }
 
 /// A denial by the store. From the cache, it has the times that the store would give now.
@@ -124,7 +124,7 @@ const CAPACITY: usize = if cfg!(test) { 2 } else { 2048 };
 
 impl DenialCache {
     pub(super) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), any: AtomicBool::new(false) }
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), was_used: AtomicBool::new(false) }
     }
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are enough
@@ -133,8 +133,8 @@ impl DenialCache {
     }
 
     /// Checks that no denial was ever cached.
-    pub(super) fn is_empty(&self) -> bool {
-        !self.any.load(Ordering::Acquire)
+    pub(super) fn was_never_used(&self) -> bool {
+        !self.was_used.load(Ordering::Acquire)
     }
 
     /// The denial of a counter that the store would repeat now, and the epoch it is from.
@@ -142,7 +142,7 @@ impl DenialCache {
     /// It holds only if the server is still in that epoch, which the caller checks. `None` if the
     /// entry is of a rule with another count or limit.
     pub(super) fn get(&self, id: CounterId, rule: &Rule, now_us: u64) -> Option<(Denial, ServerEpoch)> {
-        if self.is_empty() {
+        if self.was_never_used() {
             return None;
         }
         let shard = self.shard(id);
@@ -177,14 +177,14 @@ impl DenialCache {
         }
         let ends_us = entry.ends_us();
         shard.earliest_end_us = if shard.entries.is_empty() { ends_us } else { shard.earliest_end_us.min(ends_us) };
-        self.any.store(true, Ordering::Release);
+        self.was_used.store(true, Ordering::Release);
         shard.entries.insert(id, entry);
     }
 
     /// Removes a denial that no longer holds, as a later answer of the store shows.
     #[inline]
     pub(super) fn remove(&self, id: CounterId) {
-        if !self.is_empty() {
+        if !self.was_never_used() {
             self.shard(id).entries.remove(&id);
         }
     }

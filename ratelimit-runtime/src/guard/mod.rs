@@ -163,7 +163,7 @@ impl Guard {
     fn answer_locally(&self, id: CounterId, rule: &Rule, cost: u64) -> Option<Outcome> {
         let guard = &*self.0;
         let prefetches = rule.prefetch() > 1;
-        if !prefetches && guard.denials.is_empty() {
+        if !prefetches && guard.denials.was_never_used() {
             return None;
         }
         let now_us = guard.clock.now_us();

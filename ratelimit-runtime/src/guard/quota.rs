@@ -41,7 +41,8 @@ pub(super) struct QuotaBatches {
 #[derive(Debug, Default)]
 struct QuotaShard {
     batches: HashMap<CounterId, QuotaBatch, BuildHasherDefault<IdentityHasher>>,
-    /// Set for good by [`QuotaBatches::close`]: there are no further prefetches.
+    /// Set for good by [`QuotaBatches::close`]: no prefetch task starts any more. A running one goes on while callers
+    /// wait for it.
     is_closed: bool,
     /// The earliest time of the next sweep, if the shard is full.
     sweep_at_us: u64,
@@ -67,14 +68,14 @@ struct QuotaBatch {
     arrived_us: u64,
     /// The number of its permits.
     arrived: u64,
-    /// The size of a prefetch, as a multiple of the rule's number.
+    /// The size of a prefetch, as a multiple of `Rule::prefetch`.
     factor: u64,
     is_prefetching: bool,
     waiting: VecDeque<Waiting>,
     /// How often the quota was invalidated: by a reset, or by a rule with another count.
     invalidations: u64,
-    /// Quota of another count, which the store gets back before the next prefetch. Otherwise it might deny the
-    /// room that this takes.
+    /// Invalidated quota to be refunded: of another count, or from a prefetch that was under way. The next prefetch
+    /// refunds it first, as it takes the room of the new charge.
     owed: Option<Charge>,
 }
 
@@ -95,12 +96,16 @@ pub(super) enum QuotaAnswer {
     Failed(StoreError),
 }
 
+/// Answers to be sent.
+type QuotaAnswers = Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>;
+
 /// The result of [`QuotaBatches::spend_or_wait`].
 #[derive(Debug)]
 pub(super) enum SpendResult {
     Spent(Outcome),
     Waits(oneshot::Receiver<QuotaAnswer>),
-    /// There is no room here, or the quota is closed: the store is asked for this cost alone.
+    /// The store is asked for this cost alone: the shard is full or closed, or callers wait for permits under another
+    /// count.
     AskUpstream,
 }
 
@@ -120,7 +125,7 @@ pub(super) struct Prefetch {
 /// Actions that must wait until the shard's lock is free.
 #[derive(Debug, Default)]
 pub(super) struct FollowUp {
-    pub(super) answers: Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
+    pub(super) answers: QuotaAnswers,
     pub(super) prefetch: Option<Prefetch>,
     /// Invalidated quota, to be refunded to the store. With a prefetch, that one has it.
     pub(super) refund: Option<Charge>,
@@ -134,7 +139,7 @@ const SWEEP_PAUSE_US: u64 = 100_000;
 const GROW_BELOW_US: u64 = 10_000;
 /// If a prefetch lasts for longer than this, the next one is half as large.
 const SHRINK_ABOVE_US: u64 = 40_000;
-/// The largest prefetch, as a multiple of the rule's number.
+/// The largest prefetch, as a multiple of `Rule::prefetch`.
 const MAX_FACTOR: u64 = 64;
 const NO_RECEIPT: [u64; 2] = [u64::MAX; 2];
 
@@ -151,8 +156,8 @@ impl QuotaBatches {
 
     /// Spends quota that is here, and returns the prefetch to start because little is left.
     ///
-    /// An error if the quota does not suffice, with the number of permits that are here. Those of another count do
-    /// not suffice, but they give room to this one when they are refunded.
+    /// `Err` with the number of permits that are here: too few, of another count, or callers wait for them. Those of
+    /// another count give room to this one when they are refunded.
     #[inline]
     pub(super) fn spend(
         &self,
@@ -295,10 +300,11 @@ impl QuotaBatches {
         drop(waiting); // after the lock: this wakes the callers, and a waker may run any code
     }
 
-    /// Puts permits back, if their window is known to last. `None` if not, if the quota is closed, or if it is of
-    /// another count: what was charged under a higher one may exceed what this one allows.
+    /// Puts permits back into the quota. `None` if that is not possible: their window may be over, the quota is closed,
+    /// or it has another count than they have. More may be charged under a higher count than a lower one allows.
     ///
-    /// `count` is `None` for permits that were spent here. Quota of a lower count was charged beside those.
+    /// `count` is `None` for permits that were spent from this quota. They fit under its count: if that was lowered
+    /// since, its charge was made while they counted.
     pub(super) fn put_back(
         &self,
         id: CounterId,
@@ -336,7 +342,8 @@ impl QuotaBatches {
         }
     }
 
-    /// Stops prefetching for good. Quota that is here can still be spent.
+    /// Starts no further prefetch tasks. Quota that is here can still be spent. A running task goes on until no caller
+    /// waits for it.
     pub(super) fn close(&self) {
         for shard in &self.shards {
             spin_lock(shard).is_closed = true;
@@ -442,7 +449,7 @@ impl QuotaBatch {
         Some(self.next_prefetch(id, self.remaining, now_us))
     }
 
-    /// The next prefetch: the need of the waiting callers, rounded up to the rule's number, and
+    /// The next prefetch: the need of the waiting callers, rounded up to `Rule::prefetch`, and
     /// more if that is spent quickly.
     ///
     /// Beyond the need it is at most half of what remains, so that quota is left for other
@@ -476,7 +483,7 @@ impl QuotaBatch {
     /// Spends quota for the waiting callers, in the order of arrival, until it does not suffice.
     ///
     /// If the window may be over, only callers who waited when the query was sent are served.
-    fn serve(&mut self, sent_us: u64, now_us: u64, answers: &mut Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>) {
+    fn serve(&mut self, sent_us: u64, now_us: u64, answers: &mut QuotaAnswers) {
         while let Some(Waiting { cost, since_us, answer }) = self.waiting.pop_front() {
             if answer.is_closed() {
                 continue;
@@ -494,13 +501,7 @@ impl QuotaBatch {
     ///
     /// All get the same wait, because in a fixed window it does not depend on the cost. Callers who came when the
     /// window may have been over, and after the query was sent, go on waiting.
-    fn deny(
-        &mut self,
-        decision: Decision,
-        sent_us: u64,
-        now_us: u64,
-        answers: &mut Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
-    ) {
+    fn deny(&mut self, decision: Decision, sent_us: u64, now_us: u64, answers: &mut QuotaAnswers) {
         self.remaining = decision.remaining;
         let remaining = self.left_at(now_us) + decision.remaining;
         let ends_after_us = ends_after_us(sent_us, wait_ms(decision.retry_after_ms).unwrap_or_default());
@@ -516,12 +517,7 @@ impl QuotaBatch {
 
     /// Spends quota for the waiting callers, in the order of arrival, and fails those for whom it does not
     /// suffice.
-    fn fail(
-        &mut self,
-        error: &StoreError,
-        now_us: u64,
-        answers: &mut Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
-    ) {
+    fn fail(&mut self, error: &StoreError, now_us: u64, answers: &mut QuotaAnswers) {
         for Waiting { cost, answer, .. } in mem::take(&mut self.waiting) {
             if answer.is_closed() {
                 continue;
@@ -559,8 +555,8 @@ impl QuotaBatch {
     }
 }
 
-/// The time until which a window lasts at least, of which the store said that it lasts so long. It said so after the
-/// query was sent, and rounded up to a millisecond.
+/// A lower bound of a window's end. The store said that the window lasts for `lasts_ms`. It decided after `sent_us`,
+/// and rounded up to a millisecond.
 fn ends_after_us(sent_us: u64, lasts_ms: u64) -> u64 {
     sent_us.saturating_add(lasts_ms.saturating_sub(1).saturating_mul(1000))
 }

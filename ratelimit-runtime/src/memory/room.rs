@@ -33,14 +33,15 @@ impl Memory {
         now_us: u64,
         act: impl FnOnce(&mut dyn MemoryState) -> T,
     ) -> Result<T, Full> {
-        let replaced = match act {
-            act if shard.counters.len() < shard.replace_above => Err(act),
-            act => shard.counters.replace_expired(id, rule, now_us, act),
+        let replaced = if shard.counters.len() < shard.replace_above {
+            Err(act)
+        } else {
+            shard.counters.replace_expired(id, rule, now_us, act)
         };
         let (expires_at_ms, done) = match replaced {
             Ok(replaced) => replaced,
             Err(act) => {
-                self.make_room(shard, rule, now_us)?;
+                self.reserve_or_sweep(shard, rule, now_us)?;
                 shard.counters.insert(id, rule, now_us, act)
             }
         };
@@ -84,7 +85,7 @@ impl Memory {
 
     /// Counts one more counter. From [`MemoryShard::replace_above`] on, drops all expired ones before a table
     /// grows. Drops some if the store is full.
-    fn make_room(&self, shard: &mut MemoryShard, rule: &Rule, now_us: u64) -> Result<(), Full> {
+    fn reserve_or_sweep(&self, shard: &mut MemoryShard, rule: &Rule, now_us: u64) -> Result<(), Full> {
         let before = shard.counters.len();
         if before >= shard.replace_above && shard.counters.is_full(rule) {
             // With fewer slots than the last time needed, the tables would soon grow again.
@@ -93,7 +94,7 @@ impl Memory {
             self.stored.fetch_sub(before - shard.kept, Ordering::Relaxed);
             shard.replace_above = (2 * shard.kept).max(REPLACE_ABOVE);
         }
-        while !self.reserve_room() {
+        while !self.try_reserve() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
                 return Err(Full);
             }
@@ -105,7 +106,7 @@ impl Memory {
     ///
     /// The number never exceeds the capacity, not even for a moment: another thread would find the
     /// store full when it is not.
-    fn reserve_room(&self) -> bool {
+    fn try_reserve(&self) -> bool {
         let one_more = |stored| (stored < self.capacity).then_some(stored + 1);
         self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }

@@ -4,8 +4,8 @@
 //!               a connection was opened          the last one was lost
 //!   Connecting -------------------------> Closed ---------------------> Connecting
 //!      |                                   ^  |
-//!      | an attempt failed,                |  | too many replies
-//!      | or takes too long                 |  | in a row are missed
+//!      | an attempt failed,                |  | too many callers
+//!      | or takes too long                 |  | in a row get no reply
 //!      |                                   |  v
 //!      +----------------------------------> Open
 //!          a connection was opened, or a silent one answers again
@@ -13,7 +13,7 @@
 //!
 //! A connection counts as opened, or as answering again, when the server has answered a script over it
 //! in time. Nothing else closes the breaker: for a server that is slower than the deadline it stays
-//! open. (The first connection of a pool has two seconds.)
+//! open. (The first attempt of a pool has two seconds in all, or the deadline if that is longer.)
 //!
 //! Silent connections are kept. A server that halts for a second answers over them as soon as it
 //! goes on; the handshakes of all its clients would keep it busy for far longer.
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::store::StoreError;
 
-/// Replies missed in a row that open the breaker.
+/// Callers in a row without a reply that open the breaker. One round trip of three callers is enough.
 pub(super) const MAX_MISSED_REPLIES: u32 = 3;
 
 /// State of the breaker, with the connections `C`.
@@ -144,24 +144,25 @@ impl<C> BreakerState<C> {
     }
 }
 
-/// Count of replies missed in a row. Times are nanoseconds since an arbitrary moment.
+/// Count of callers in a row without a reply. Times are nanoseconds since an arbitrary moment.
 #[derive(Debug, Default)]
 pub(super) struct MissedReplies {
     count: AtomicU32,
-    /// Latest time at which a command was sent that has been answered.
+    /// Latest time that was given to [`MissedReplies::answered`].
     answered: AtomicU64,
 }
 
 impl MissedReplies {
-    /// A command that was sent at `sent` has been answered. Those sent earlier no longer count.
-    pub(super) fn answered(&self, sent: u64) {
-        self.answered.fetch_max(sent, Ordering::Relaxed);
+    /// The server has answered a command that was sent at `since`, or answers now. Commands sent earlier no longer
+    /// count.
+    pub(super) fn answered(&self, since: u64) {
+        self.answered.fetch_max(since, Ordering::Relaxed);
         if self.count.load(Ordering::Relaxed) != 0 {
             self.count.store(0, Ordering::Relaxed);
         }
     }
 
-    /// A command that was sent after `then` has been answered.
+    /// The server has answered since `then`.
     pub(super) fn answered_since(&self, then: u64) -> bool {
         self.answered.load(Ordering::Relaxed) > then
     }

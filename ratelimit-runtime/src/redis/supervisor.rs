@@ -27,7 +27,8 @@ use crate::{
     store::StoreError,
 };
 
-/// Patience with silent connections before another one is opened, less up to half of it.
+/// Patience with silent connections before another one is opened, or twice the deadline if that is longer, less up to
+/// half of it.
 ///
 /// Long enough for a short stall. If it takes longer, the server's clients do not all reconnect at
 /// once.
@@ -63,7 +64,6 @@ impl Supervisor {
         loop {
             tokio::select! {
                 other = self.maintain_connections_to(server.as_ref(), &mut backoff) => {
-                    let Some(other) = other else { return };
                     server = Some(other);
                 }
                 () = endpoint.moved(server.as_ref()) => {
@@ -75,19 +75,18 @@ impl Supervisor {
         }
     }
 
-    /// Returns the new server when a connection leads to another one than `server`. `None` if the
-    /// limiter is gone.
-    async fn maintain_connections_to(&self, server: Option<&Client>, backoff: &mut Backoff) -> Option<Client> {
+    /// Returns the new server when a connection leads to another one than `server`.
+    async fn maintain_connections_to(&self, server: Option<&Client>, backoff: &mut Backoff) -> Client {
         let pool = &self.pool;
         let wanted = pool.endpoint.options.connections;
         let mut state = pool.state.subscribe();
         let mut had = pool.state.borrow().connections();
         loop {
-            let (open, loss) = {
-                let state = state.wait_for(|state| state.connections() < wanted).await.ok()?;
-                let kind = if state.is_open() { Loss::Silent } else { Loss::Ended };
-                (state.connections(), (state.connections() < had).then_some(kind))
-            };
+            let missing = state.wait_for(|state| state.connections() < wanted).await;
+            let missing = missing.map(|state| (state.is_open(), state.connections()));
+            let Ok((is_open, open)) = missing else { return pending().await }; // never: the sender is the pool's
+            let kind = if is_open { Loss::Silent } else { Loss::Ended };
+            let loss = (open < had).then_some(kind);
             if !self.pause(backoff, loss, open > 0).await {
                 continue;
             }
@@ -97,7 +96,7 @@ impl Supervisor {
                     let Some((open, client)) = opened else { continue };
                     backoff.opened();
                     if let Some(other) = self.opened(open, client, server) {
-                        return Some(other);
+                        return other;
                     }
                 }
             }
@@ -229,7 +228,7 @@ impl Supervisor {
         }
     }
 
-    /// Opens the breaker when callers have waited for a connection for the deadline.
+    /// Opens the breaker if no connection has been opened within the deadline.
     async fn open_breaker_when_connecting_too_long(&self) {
         let Self { pool } = self;
         let (mut state, deadline) = (pool.state.subscribe(), pool.endpoint.options.deadline);
@@ -259,8 +258,8 @@ impl Supervisor {
         }
     }
 
-    /// Probes each open connection once. True if all are answered in time: if only some are, a
-    /// connection is silent and not the server.
+    /// Probes each open connection once. False if a probe timed out: if only some are answered, a connection is silent
+    /// and not the server. An error counts as an answer, as a lost connection is removed.
     async fn probe_all(&self) -> bool {
         let Self { pool } = self;
         let open = match &*pool.state.borrow() {
@@ -279,8 +278,8 @@ impl Supervisor {
     /// Opens a connection and runs a script over it, as decisions do. A server may answer all else
     /// and still block what could write (`CLIENT PAUSE .. WRITE`, a failover).
     ///
-    /// The script's time is the deadline, or the whole limit for the first connection ever: that is
-    /// when `Builder::build` waits.
+    /// The script's time is the deadline. For the first attempt of a pool it is the limit of the whole attempt, as
+    /// `Builder::build` waits for it.
     async fn open(&self, limit: TimeLimit, is_first: bool) -> Result<(OpenConnection, Client), StoreError> {
         let Self { pool } = self;
         let source = &pool.endpoint.source;

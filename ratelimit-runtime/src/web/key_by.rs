@@ -41,7 +41,8 @@ use crate::{Key, RateKey, observe};
 /// its result as the key; or put a limit by address in front of a limit by header.
 ///
 /// An IPv6 address counts by its first 64 bits, usually the network of one client. If your clients
-/// have larger networks, such as a /56 or a /48, use a shorter prefix with [`KeyBy::from_fn`]. An IPv4 address
+/// have larger networks, such as a /56 or a /48, use a shorter prefix with [`KeyBy::from_fn`]. An address in
+/// `64:ff9b:1::/48` (RFC 8215) counts as a whole. An IPv4 address
 /// inside an IPv6 one (`::ffff:192.0.2.1`, `64:ff9b::192.0.2.1`) counts as the IPv4 address.
 ///
 /// ```
@@ -333,8 +334,8 @@ fn warn_of_missing_peer<T>(reported: &Once) {
     let warn = || {
         tracing::warn!(
             missing = type_name::<T>(),
-            "a request has no address of its peer, so a limit by address has no key for it; insert the extension where \
-             connections are accepted; for axum, turn on the feature `axum` and serve with \
+            "a request has no extension with the address of its peer, so a limit by address has no key for it; insert \
+             `missing` where connections are accepted; with `KeyBy::peer` on axum, turn on the feature `axum` and serve with \
              `app.into_make_service_with_connect_info::<SocketAddr>()`"
         );
     };

@@ -97,7 +97,7 @@ async fn a_missing_peer_address_is_one_warning() {
             assert_eq!(status(&router, anonymous()).await, 403);
         }
     }
-    let warnings = log.with("no address of its peer");
+    let warnings = log.with("the address of its peer");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let (level, line) = &warnings[0];
     assert_eq!(*level, tracing::Level::WARN);

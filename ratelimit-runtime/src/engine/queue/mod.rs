@@ -82,7 +82,7 @@ pub(crate) struct WaitQueues {
 pub(crate) enum Turn {
     /// The caller may ask the store. `early`: the wait of the latest refusal is not over.
     Ask { early: bool },
-    /// The caller's longest wait for one of its counters is over, and that counter has no room for it.
+    /// The caller's longest wait is over: for all of its counters, or for one that has no room for it.
     TooLate,
     /// The caller's longest wait for the store is over. A caller ahead of it has found the store away.
     StoreAway,
@@ -119,8 +119,8 @@ impl WaitQueues {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The number of changes of these counters. Read it before sending a request, and pass it to
-    /// [`WaitQueues::join`] with the answer.
+    /// The number of changes of these counters, and of others that share their cells. Read it before sending a request,
+    /// and pass it to [`WaitQueues::join`] with the answer.
     pub(crate) fn changes(&self, charges: &[Charge]) -> u64 {
         counted(charges).map(|charge| self.shared.changes(charge.counter.id()).load(Ordering::SeqCst)).sum()
     }
@@ -199,19 +199,15 @@ impl WaitQueues {
             state.learn(answer, |_| has_changed, now, self.is_shared, &mut wakes);
         }
         let estimate = state.estimate(ticket, now);
-        if is_full || state.is_closed || state.is_known_to_be_too_late(ticket, now) {
+        let is_refused = is_full || state.is_closed || state.is_known_to_be_too_late(ticket, now);
+        if is_refused {
             state.remove(ticket);
-            state.advance(ids, now, &mut wakes);
-            self.waiting.store(state.callers.len(), Ordering::Release);
-            drop(state);
-            wake(wakes);
-            return Err(estimate);
         }
         state.advance(ids, now, &mut wakes);
         self.waiting.store(state.callers.len(), Ordering::Release);
         drop(state);
         wake(wakes);
-        Ok(QueuePosition { queues: self, ticket, turn, longest_outage: None })
+        if is_refused { Err(estimate) } else { Ok(QueuePosition { queues: self, ticket, turn, longest_outage: None }) }
     }
 
     /// Lets a caller ask again: a refund, a reset or a settlement may have made room.
@@ -274,7 +270,7 @@ pub(crate) struct ChangedOnDrop<'a> {
 }
 
 impl ChangedOnDrop<'_> {
-    /// Ends before it is dropped, when it is known whether they may have changed.
+    /// Ends the request, when its effect is known. Notifies the queues only if the counters may have changed.
     pub(crate) fn end(mut self, may_have_changed: bool) {
         if !may_have_changed {
             self.ids.clear();
@@ -418,8 +414,8 @@ impl QueuePosition<'_> {
         ids.iter().find_map(|id| state.queues.get(id)?.store_error.clone())
     }
 
-    /// How long callers ahead have waited for the store since the last call of this, and since when they
-    /// wait now.
+    /// Takes the time for which callers ahead have waited for the store, since the last call and until now. Returns
+    /// also when the present outage began, if it goes on.
     pub(crate) fn take_outage(&self) -> (Duration, Option<Duration>) {
         self.queues.update(|state, now, _| {
             let since = state.note_outage(self.ticket, self.longest_outage.is_some(), now);

@@ -28,9 +28,10 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Counts that are read without the lock of the queues, by the low bits of a counter's id.
 pub(super) struct SharedCounts {
-    /// Callers in the queues, without parked ones.
+    /// Callers who wait or ask, without parked ones.
     busy: [AtomicUsize; CELLS],
-    /// Refunds, resets and settlements. A refusal from before a change is not valid after it.
+    /// Refunds, resets and settlements, of all counters of a cell. A refusal from before a change is not valid after
+    /// it.
     changes: [AtomicU64; CELLS],
 }
 
@@ -96,9 +97,10 @@ pub(super) struct WaitingFor {
     pub(super) most: u64,
     /// The end of the caller's longest wait for this counter.
     pub(super) gives_up_at: Option<Duration>,
-    /// [`WaitQueues::changes`] when the caller was allowed to ask.
+    /// [`SharedCounts::changes`] of this counter when the caller was allowed to ask.
     pub(super) changes: u64,
-    /// [`WaitQueue::joined`] when the caller joined behind all others.
+    /// [`WaitQueue::joined`] when the caller joined behind all others. [`WaitQueue::departed`] if it joined ahead of
+    /// some.
     pub(super) joined_before: u128,
     /// The end of the present or latest reservation.
     pub(super) reserved_until: Option<Duration>,
@@ -110,11 +112,12 @@ pub(super) struct WaitingFor {
 /// The standing of a caller in a queue. It depends on how soon its other counters have room.
 #[derive(Clone, Copy)]
 pub(super) enum Standing {
-    /// They have room now, as far as is known, or earlier than this counter.
+    /// They have room now, as far as is known, or earlier than this counter. Also if this counter has no room for any
+    /// caller.
     Ready,
-    /// They have room at `ready_at`, within one period of this counter. The caller's cost is
-    /// reserved here until `until`.
-    Reserves { ready_at: Duration, until: Duration },
+    /// They have no room yet, but will within one period of this counter. They are probed at `probe_at`. The caller's
+    /// cost is reserved here until `until`.
+    Reserves { probe_at: Duration, until: Duration },
     /// This other counter blocks the caller.
     BlockedBy(CounterId),
 }
@@ -151,7 +154,7 @@ impl WaitingCaller {
 
     /// The amount that the caller adds to [`WaitQueue::joined`] for a cost. 0 with several
     /// counters.
-    pub(super) fn cost_in_line(&self, cost: u64) -> u128 {
+    pub(super) fn cost_in_queue(&self, cost: u64) -> u128 {
         if self.counters.len() == 1 { cost.into() } else { 0 }
     }
 }
@@ -167,7 +170,7 @@ impl WaitState {
         for WaitingFor { id, cost, .. } in &caller.counters {
             if let Some(queue) = self.queues.get_mut(id) {
                 queue.waiting.insert(ticket, *cost);
-                let cost = caller.cost_in_line(*cost);
+                let cost = caller.cost_in_queue(*cost);
                 if is_back { queue.departed -= cost } else { queue.joined += cost }
             }
         }
@@ -227,9 +230,9 @@ impl WaitState {
             if let Some(cost) = queue.waiting.remove(&ticket) {
                 // When the last caller leaves, those ahead of it do not wait a shorter time.
                 if queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket) {
-                    queue.joined -= caller.cost_in_line(cost);
+                    queue.joined -= caller.cost_in_queue(cost);
                 } else {
-                    queue.departed += caller.cost_in_line(cost);
+                    queue.departed += caller.cost_in_queue(cost);
                 }
             }
             if queue.waiting.is_empty() && queue.askers == 0 && queue.parked == 0 {
@@ -314,11 +317,11 @@ impl WaitState {
                     others.extend((!others.contains(&other)).then_some(other));
                     continue;
                 }
-                Standing::Reserves { ready_at, until } => {
+                Standing::Reserves { probe_at, until } => {
                     // If it waits for an answer and not for a time, that answer has to find it in
                     // the queue.
                     self.unpark(ticket);
-                    self.wake_at(ticket, ready_at, now, wakes);
+                    self.wake_at(ticket, probe_at, now, wakes);
                     self.note_reservation(ticket, id, until);
                     room_left.reserve(cost);
                     reserved_until = Some(reserved_until.map_or(until, |other: Duration| other.min(until)));
@@ -361,14 +364,14 @@ impl WaitState {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         (caller.is_asking, caller.wake_at) = (true, None);
         wakes.push(Arc::clone(&caller.turn));
-        let is_counted = caller.counters.len() == 1;
+        let counted = caller.cost_in_queue(1);
         for counter in &mut caller.counters {
             counter.changes = self.shared.changes(counter.id).load(Ordering::Acquire);
             counter.reserved_until = None;
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 counter.return_to(queue, ticket, &self.shared);
                 queue.waiting.remove(&ticket);
-                queue.departed += if is_counted { counter.cost.into() } else { 0 };
+                queue.departed += counted * u128::from(counter.cost);
                 queue.askers += 1;
                 queue.asking_cost += counter.most;
             }
@@ -498,7 +501,7 @@ impl WaitState {
             return Standing::BlockedBy(other);
         }
         match self.reserved_until(ticket, id, now, period) {
-            Some(until) => Standing::Reserves { ready_at: probe_at, until },
+            Some(until) => Standing::Reserves { probe_at, until },
             None => Standing::BlockedBy(other),
         }
     }

@@ -129,10 +129,10 @@ impl BatchEntry {
         (count > 0).then(|| SentEntry { entry: self, callers: count, since_ms, gone })
     }
 
-    /// Times out the callers that arrived no later than `before_ms`.
-    pub(super) fn time_out(&self, before_ms: u64) {
+    /// Times out the callers that arrived no later than `until_ms`.
+    pub(super) fn time_out(&self, until_ms: u64) {
         let mut callers = self.lock();
-        let timed_out = callers.all.partition_point(|caller| caller.since_ms <= before_ms);
+        let timed_out = callers.all.partition_point(|caller| caller.since_ms <= until_ms);
         let wakers: Vec<_> = callers.all[callers.timed_out.min(timed_out)..timed_out]
             .iter()
             .map(|caller| caller.waker.clone())
@@ -226,8 +226,8 @@ impl SentEntry {
     }
 
     /// Times out callers; see [`BatchEntry::time_out`]. Returns the arrival of the first one left.
-    pub(crate) fn time_out(&self, before_ms: u64) -> Option<u64> {
-        self.entry.time_out(before_ms);
+    pub(crate) fn time_out(&self, until_ms: u64) -> Option<u64> {
+        self.entry.time_out(until_ms);
         self.entry.oldest_ms()
     }
 

@@ -25,8 +25,9 @@ use crate::{
 #[cfg(all(test, model_check))]
 mod model_check;
 
-/// Round trips in flight at most. Each time that [`MAX_ENTRIES`] entries wait, one more begins.
-const MAX_ROUND_TRIPS: u64 = if cfg!(all(test, model_check)) { 1 } else { 4 };
+/// Up to this many round trips, each new entry begins one. With more in flight, entries wait, and one more begins each
+/// time that [`MAX_ENTRIES`] of them wait.
+const FREE_ROUND_TRIPS: u64 = if cfg!(all(test, model_check)) { 1 } else { 4 };
 /// Maximum number of entries of a round trip; fewer if their scripts take more than `MAX_STEPS`. `decide_batch` in
 /// `command.rs` counts them in one byte.
 const MAX_ENTRIES: usize = 64;
@@ -36,8 +37,8 @@ const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 16 };
 /// Entries that wait for a round trip, of one server on one runtime.
 ///
 /// Each thread adds to a shard of its own: threads that share one spend half their time waiting for
-/// each other. The oldest entry of all shards is taken first. A caller on one thread may join an
-/// entry that is older than one on another thread; both are in flight, so no order is promised.
+/// each other. The oldest entry of all shards is taken first. A caller may join an entry that is older than one on
+/// another thread. The calls in both have not ended then, so no order is promised.
 #[derive(Debug)]
 pub(crate) struct BatchQueue {
     shards: [CachePadded<SpinMutex<QueueShard>>; SHARDS],
@@ -98,7 +99,7 @@ impl BatchQueueState {
 
     /// The entry that was added last needs a further round trip.
     fn needs_round_trip(self) -> bool {
-        self.round_trips() < MAX_ROUND_TRIPS || self.waiting().is_multiple_of(MAX_ENTRIES as u64)
+        self.round_trips() < FREE_ROUND_TRIPS || self.waiting().is_multiple_of(MAX_ENTRIES as u64)
     }
 }
 
@@ -215,18 +216,18 @@ impl BatchQueue {
         taken
     }
 
-    /// Times out the callers that arrived no later than `before_ms`. Returns the arrival of the
+    /// Times out the callers that arrived no later than `until_ms`. Returns the arrival of the
     /// first one left.
-    pub(crate) fn time_out(&self, before_ms: u64) -> Option<u64> {
+    pub(crate) fn time_out(&self, until_ms: u64) -> Option<u64> {
         for shard in &self.shards {
             let waiting: Vec<_> = {
                 let shard = lock(shard);
-                // All of them: who joins an entry later may be left alone in it, as its oldest.
-                let late = shard.waiting.iter().filter(|(_, entry)| entry.oldest_ms() <= Some(before_ms));
+                // Not only the first one: a caller who joined a later one may be left alone in it, as its oldest.
+                let late = shard.waiting.iter().filter(|(_, entry)| entry.oldest_ms() <= Some(until_ms));
                 late.map(|(_, entry)| Arc::clone(entry)).collect()
             };
             for entry in &waiting {
-                entry.time_out(before_ms);
+                entry.time_out(until_ms);
             }
         }
         self.oldest_ms()
