@@ -261,8 +261,8 @@ impl UpstreamState {
         }
     }
 
-    /// Takes all credits, so that no call uses an old one, and returns the calls in flight besides this probe. `None` if
-    /// an earlier probe has opened a window in between.
+    /// Takes all credits, so that no call uses an old one, and returns the calls in flight besides this probe. `None`
+    /// if an earlier probe has opened a window in between.
     ///
     /// The upstream may count those calls after the probe, also those that are answered before it.
     /// It may not be cancelled: a window without credits would stay open.
