@@ -71,6 +71,14 @@ pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
     }
 }
 
+/// Logs that the store no longer has the hold of a running call.
+pub(crate) fn hold_lost(rule: &Rule) {
+    static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
+    if LOGGED.allow(rule) {
+        tracing::warn!(rule = rule.prefix(), "the store has lost the hold of a running call");
+    }
+}
+
 /// Logs that a charge could not be settled.
 pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
     static LOGGED: RuleLogThrottle = RuleLogThrottle::new();

@@ -33,7 +33,7 @@ use self::{
 use super::{
     Outgoing, OutgoingError,
     announcement::Announcement,
-    counters::{Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, PAUSE, PROBE},
+    counters::{Counters, FLIGHT, LIMIT, LONGEST_WINDOW, PAUSE, PROBE},
     upstream::{Admission, UpstreamState},
 };
 use crate::{Cause, Clock, Key, Limiter, ManualClock, OnStoreError};
@@ -180,24 +180,43 @@ async fn a_call_that_is_answered_while_the_probe_is_in_flight_is_taken_off() {
 /// The other one is sent while a slow one opens a window. Nobody could use it, or know that.
 #[tokio::test(start_paused = true)]
 async fn a_window_whose_credits_another_probe_has_taken_is_closed() {
-    let store = Switched::new(ManualClock::new().into());
-    let upstream = upstream(&over(&store, OnStoreError::Deny));
-    let counters = Counters::new(over(&store, OnStoreError::Deny), Key::new("api"));
-    // The requests of `open` up to the one that sets its timer. After that, the other probe itself sees the window.
-    for request in 2..=7 {
+    // The requests of `open` after it has reset the credits, up to the one that sets its timer. After that, the other
+    // probe itself sees the window.
+    for request in 3..=7 {
+        let store = Switched::new(ManualClock::new().into());
+        let limiter = over(&store, OnStoreError::Deny);
+        let upstream = upstream(&limiter);
         let mut slow = admit(&upstream).await.unwrap();
         store.waits_at(request);
         let said = says(9, 60);
         let mut learning = Box::pin(upstream.learn(&mut slow, &said));
         assert!(learning.as_mut().now_or_never().is_none(), "request {request}");
-        counters.take_all_credits().await.unwrap();
+        Counters::new(limiter, Key::new("api")).take_all_credits().await.unwrap();
         learning.await.unwrap();
         drop(slow);
         open(&upstream, says(7, 60)).await;
-        let admitted = admitted(&upstream).await;
-        assert_eq!(admitted.len(), 7, "request {request}");
-        admitted.into_iter().for_each(Admission::discard);
-        counters.reset(&KNOWN).await.unwrap();
+        assert_eq!(admitted(&upstream).await.len(), 7, "request {request}");
+    }
+}
+
+/// As above, but the store fails when it is asked whether the credits are there.
+#[tokio::test(start_paused = true)]
+async fn a_window_is_closed_if_its_credits_are_not_known_to_be_there() {
+    for request in 9..=10 {
+        let store = Switched::new(ManualClock::new().into());
+        let limiter = over(&store, OnStoreError::Deny);
+        let upstream = upstream(&limiter);
+        let mut slow = admit(&upstream).await.unwrap();
+        store.waits_at(5);
+        store.fails_at(request);
+        let said = says(9, 60);
+        let mut learning = Box::pin(upstream.learn(&mut slow, &said));
+        assert!(learning.as_mut().now_or_never().is_none(), "request {request}");
+        Counters::new(limiter, Key::new("api")).take_all_credits().await.unwrap();
+        learning.await.unwrap_err();
+        drop(slow);
+        open(&upstream, says(7, 60)).await;
+        assert_eq!(admitted(&upstream).await.len(), 7, "request {request}");
     }
 }
 
@@ -218,16 +237,15 @@ async fn a_window_that_calls_have_used_up_is_not_closed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_fails_or_leaves_before_it_is_sent_is_not_in_flight() {
-    let store = Switched::new(Clock::system());
-    let limiter = over(&store, OnStoreError::Deny);
-    let upstream = upstream(&limiter);
     for request in 3..=6 {
         for set in [Switched::fails_at, Switched::waits_at] {
+            let store = Switched::new(Clock::system());
+            let limiter = over(&store, OnStoreError::Deny);
+            let upstream = upstream(&limiter);
             set(&store, request);
             let probe = admit(&upstream).now_or_never().flatten();
-            let in_flight = Counters::new(limiter.clone(), Key::new("api")).in_flight().await.unwrap();
+            let in_flight = Counters::new(limiter, Key::new("api")).in_flight().await.unwrap();
             assert_eq!(in_flight, u64::from(probe.is_some()), "request {request}");
-            probe.into_iter().for_each(Admission::discard);
         }
     }
 }

@@ -210,7 +210,7 @@ impl UpstreamState {
             FinishOnDrop::new(async move { state.close_all().await }).await?;
             self.local().closed_for = uncounted;
         }
-        let (mut poll, mut has_failed) = (FIRST_POLL, false);
+        let mut poll = FIRST_POLL;
         loop {
             self.wait_for_pause(until).await?;
             let asked = self.now();
@@ -233,15 +233,14 @@ impl UpstreamState {
             match counters.take_probe().await {
                 Ok((flight, probe)) => {
                     let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
-                    match FinishOnDrop::new(Self::drain_and_count_flights(self.counters.clone())).await {
-                        Ok(Some(in_flight)) if probe.is_current() => {
-                            probe.in_flight = Some(in_flight);
+                    // An earlier probe may have ended in between.
+                    if counters.left_of(&KNOWN).await?.is_zero() {
+                        probe.in_flight = Some(self.drain_and_count_flights(counters).await?);
+                        if probe.is_current() {
                             return Ok(Some(probe));
                         }
-                        // Once more, with a request that waits for the store if calls do.
-                        Err(error) if mem::replace(&mut has_failed, true) => return Err(error),
-                        _ => {}
                     }
+                    probe.discard();
                 }
                 Err(refused) if refused.cause() == Cause::Exceeded => {
                     let wait = refused.retry_after().unwrap_or(FIRST_POLL);
@@ -261,22 +260,28 @@ impl UpstreamState {
         }
     }
 
-    /// Takes all credits, so that no call uses an old one, and returns the calls in flight besides this probe. `None`
-    /// if an earlier probe has opened a window in between.
-    ///
-    /// The upstream may count those calls after the probe, also those that are answered before it.
-    /// It may not be cancelled: a window without credits would stay open.
-    async fn drain_and_count_flights(counters: Counters) -> Result<Option<u64>, RequestPerMinute> {
-        if !counters.left_of(&KNOWN).await?.is_zero() {
-            return Ok(None);
+    /// Takes all credits, so that no call uses an old one, and returns the calls in flight besides this probe. The
+    /// upstream may count those after the probe, also those that are answered before it.
+    async fn drain_and_count_flights(&self, counters: &Counters) -> Result<u64, RequestPerMinute> {
+        let drain = || FinishOnDrop::new(Self::drain(self.counters.clone()));
+        let drained = drain().await;
+        if drained.is_err() {
+            // It may be done in part, so once more. With the policy `Wait`, this request waits for the store.
+            counters.left_of(&KNOWN).await?;
+            return drain().await;
         }
+        drained
+    }
+
+    /// See [`Self::drain_and_count_flights`]. It may not be cancelled: a window without credits would stay open.
+    async fn drain(counters: Counters) -> Result<u64, RequestPerMinute> {
         counters.take_all_credits().await?;
         let (in_flight, known) = tokio::join!(counters.in_flight(), counters.left_of(&KNOWN));
         if !known?.is_zero() {
             // A probe of earlier has opened a window meanwhile, and nothing is left of it.
             counters.reset(&KNOWN).await?;
         }
-        Ok(Some(in_flight?.saturating_sub(1)))
+        Ok(in_flight?.saturating_sub(1))
     }
 
     /// Takes in the response to a call.
@@ -383,7 +388,7 @@ impl UpstreamState {
         self.close_all().await
     }
 
-    /// Closes the window of all processes. It may not be cancelled, as [`Self::drain_and_count_flights`].
+    /// Closes the window of all processes. It may not be cancelled, as [`Self::drain`].
     async fn close_all(&self) -> Result<(), RequestPerMinute> {
         self.counters.take_all_credits().await?;
         self.counters.reset(&KNOWN).await
@@ -424,11 +429,12 @@ impl UpstreamState {
             self.counters.set_timer(ANNOUNCED.prefix(), length + REMEMBERED).await?;
         }
         let now = self.now();
-        self.counters.set_timer(KNOWN.prefix(), length).await?;
+        let is_set = self.counters.set_timer(KNOWN.prefix(), length).await;
         // In the meantime, another call may have been refused, or another probe may have been sent.
         let (is_paused, are_drained) = tokio::join!(self.is_paused(), self.counters.are_drained());
-        if is_paused? || are_drained? {
-            return self.close_all().await;
+        if !matches!((&is_set, &is_paused, &are_drained), (Ok(()), Ok(false), Ok(false))) {
+            self.close_all().await?;
+            return is_set.and(is_paused).and(are_drained).map(drop);
         }
         self.open_local(now.saturating_add(length), left, limit);
         Ok(())

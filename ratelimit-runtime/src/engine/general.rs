@@ -69,8 +69,8 @@ impl AcquireRequest {
             return Ok(Ok(Permit::free(uncounted_decision(&charges))));
         }
         if let Some(ticket) = &mut self.wait_ticket {
-            if self.engine.queues().is_behind_others(&charges, ticket.id) {
-                return Err(Box::pin(self.wait(charges, None)));
+            if let Some(counter) = self.engine.queues().waited_for(&charges, ticket.id) {
+                return Err(Box::pin(self.wait(charges, Some(counter), None)));
             }
             ticket.changes = self.engine.queues().changes(&charges);
         }
@@ -146,7 +146,8 @@ impl AcquireRequest {
         match (resolution, self.wait_ticket) {
             (Resolution::Exceeded(exceeded), Some(_)) if self.waits_for(exceeded.reason) => {
                 let RetryableRefusal { charges, answer, .. } = *exceeded;
-                Err(Box::pin(self.wait(charges, Some(answer))))
+                let counter = answer.refusal.as_ref().map(|(counter, _)| *counter);
+                Err(Box::pin(self.wait(charges, counter, Some(answer))))
             }
             (Resolution::Admitted(permit, Some(run_at)), _) => {
                 Err(Box::pin(self.wait_for_slot(run_at, RefundOnDrop::new(permit))))

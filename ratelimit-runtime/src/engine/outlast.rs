@@ -79,7 +79,8 @@ impl AcquireRequest {
 
     /// Asks again whenever the store may decide, until it does. `error`: why it could not.
     pub(super) async fn outlast(self, error: StoreError, max: Duration) -> AcquireResult {
-        self.observed(|request| request.ask_until_decided(error, max)).await
+        let rule = self.rule();
+        self.observed(rule, |request| request.ask_until_decided(error, max)).await
     }
 
     async fn ask_until_decided(mut self, mut error: StoreError, mut max: Duration) -> AcquireResult {

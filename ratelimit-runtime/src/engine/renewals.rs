@@ -200,7 +200,7 @@ impl<E: Renew> Renewals<E> {
 
     /// Renews holds of one counter, in batches small enough for the deadline.
     async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge<E>>>) {
-        let (mut failed, mut is_any_held) = (None, false);
+        let (mut failed, mut is_any_held, mut is_any_lost) = (None, false, false);
         for some in due.chunks(MOST_AT_ONCE) {
             let (engine, began_at) = (&some[0].engine, Instant::now());
             let sent_at = engine.now();
@@ -208,10 +208,15 @@ impl<E: Renew> Renewals<E> {
                 Some(error) => Err(error), // the others fail with the first batch
                 None => ask(engine, some).await,
             };
-            is_any_held |= self.apply_result(some, sent_at, began_at, &renewed) && renewed.is_err();
+            let (is_held, is_lost) = self.apply_result(some, sent_at, began_at, &renewed);
+            is_any_held |= is_held && renewed.is_err();
+            is_any_lost |= is_lost;
             failed = renewed.err();
         }
-        // After all: a log subscriber may panic.
+        // Last, as a log subscriber may panic.
+        if is_any_lost {
+            observe::hold_lost(&due[0].charge.rule);
+        }
         if let Some(error) = &failed
             && is_any_held
         {
@@ -219,16 +224,17 @@ impl<E: Renew> Renewals<E> {
         }
     }
 
-    /// Applies the store's answer. True if any of these holds still exists here.
+    /// Applies the store's answer. Returns whether any of these holds still exists here, and whether the store has lost
+    /// one.
     fn apply_result(
         self: &Arc<Self>,
         due: &[Arc<HeldCharge<E>>],
         sent_at: Duration,
         began_at: Instant,
         renewed: &Result<Vec<bool>, StoreError>,
-    ) -> bool {
+    ) -> (bool, bool) {
         let mut timetable = self.lock();
-        let mut is_any_held = false;
+        let (mut is_any_held, mut is_any_lost) = (false, false);
         for (at, held) in due.iter().enumerate() {
             if !timetable.held.contains_key(&held.id()) {
                 continue; // it is settled
@@ -236,7 +242,10 @@ impl<E: Renew> Renewals<E> {
             is_any_held = true;
             match renewed {
                 // A lost hold stays lost: another caller may have had it in the meantime.
-                Ok(renewed) if !renewed[at] => held.until_us.store(0, Ordering::Release),
+                Ok(renewed) if !renewed[at] => {
+                    held.until_us.store(0, Ordering::Release);
+                    is_any_lost = true;
+                }
                 Ok(_) => {
                     held.extend_from(sent_at);
                     timetable.schedule(held, began_at + held.interval());
@@ -245,7 +254,7 @@ impl<E: Renew> Renewals<E> {
             }
         }
         let _ = self.wake(timetable); // the background runtime exists: this is it
-        is_any_held
+        (is_any_held, is_any_lost)
     }
 }
 
@@ -369,6 +378,21 @@ mod tests {
         };
         // Not before the deadline. A hold that is over has its usual interval.
         assert_eq!([900, 300, 2, 0].map(pause), [300 * MS, 100 * MS, MS, 300 * MS]);
+    }
+
+    #[test]
+    fn a_hold_is_lost_if_the_store_no_longer_has_it_while_its_call_runs() {
+        let (renewals, held) = (Arc::new(Renewals::default()), [held(1, 900 * MS)]);
+        renewals.insert(&held).unwrap();
+        let apply = |renewed| renewals.apply_result(&held, Duration::ZERO, Instant::now(), &renewed);
+        let failed = Err(StoreError::unavailable("away"));
+        assert_eq!(
+            [apply(Ok(vec![true])), apply(failed), apply(Ok(vec![false]))],
+            [(true, false), (true, false), (true, true)]
+        );
+        assert!(renewals.remove(&held));
+        let apply = |renewed| renewals.apply_result(&held, Duration::ZERO, Instant::now(), &renewed);
+        assert_eq!(apply(Ok(vec![false])), (false, false)); // its call has ended
     }
 
     #[test]

@@ -17,26 +17,35 @@ use super::{
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
-use crate::{Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
+use crate::{Decision, RequestPerMinute, Rule, counter::CounterId, observe::WaitTimer, store::Charges};
 
 /// Pauses before a call asks again that stands in no queue. Others may end what it waits for, such as a ban.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl AcquireRequest {
-    /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.
-    pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireResult {
-        self.observed(|request| request.wait_in_queues(charges, refused)).await
+    /// Waits until the store admits these charges. `counter`: the one that the call waits for at first. `refused`: the
+    /// answer that refused them, if any.
+    pub(super) async fn wait(
+        self,
+        charges: Charges,
+        counter: Option<CounterId>,
+        refused: Option<StoreAnswer>,
+    ) -> AcquireResult {
+        let waited_for = charges.iter().find(|charge| Some(charge.counter.id()) == counter);
+        let rule = waited_for.map_or_else(|| self.rule(), |charge| charge.rule);
+        self.observed(rule, |request| request.wait_in_queues(charges, refused)).await
     }
 
     /// Waits for the slot of an admitted call, see [`AcquireRequest::sleep_until`].
     pub(super) async fn wait_for_slot(self, run_at: Duration, permit: RefundOnDrop) -> AcquireResult {
-        self.observed(|request| async move { request.sleep_until(run_at, permit).await }).await
+        let rule = self.rule();
+        self.observed(rule, |request| async move { request.sleep_until(run_at, permit).await }).await
     }
 
-    /// The wait in the metrics and the log: once for a call, which may wait for its store and then in
-    /// queues.
-    pub(super) async fn observed<F>(mut self, wait: impl FnOnce(Self) -> F) -> AcquireResult
+    /// The wait in the metrics and the log, under the rule that the call waits for at first. Once for a call, which may
+    /// wait for its store and then in queues.
+    pub(super) async fn observed<F>(mut self, rule: Rule, wait: impl FnOnce(Self) -> F) -> AcquireResult
     where
         F: Future<Output = AcquireResult>,
     {
@@ -44,7 +53,6 @@ impl AcquireRequest {
             return wait(self).await;
         }
         self.is_observed = true;
-        let rule = self.rule();
         let timer = WaitTimer::start(&rule);
         let span = tracing::debug_span!("wait_for_rate_limit", rule = rule.prefix());
         let answer = wait(self).instrument(span).await;

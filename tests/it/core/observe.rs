@@ -246,6 +246,23 @@ async fn a_waiting_call_is_in_a_gauge_a_histogram_and_a_span() {
     assert_eq!(log.with(SECRET), []);
 }
 
+/// Not under the first rule of the calls, which has room. The second call waits behind the first one.
+#[tokio::test]
+async fn a_wait_is_recorded_under_the_rule_that_the_call_waits_for() {
+    let (log, _guard) = Log::install();
+    let limiter = in_memory(&ManualClock::new()).await;
+    let (open, full) = (Rule::new("open", 9, MINUTE), Rule::new("full", 1, MINUTE));
+    limiter.acquire(&full, 1).await.unwrap();
+    let call = || {
+        let charges = (charge(open, key_of(&1), 1), (charge(full, key_of(&1), 1), ()));
+        tokio::spawn(permit_of_several(Some(&limiter), Call::DEFAULT.wait(), charges))
+    };
+    let calls = [call(), call()];
+    settle().await;
+    assert_eq!((log.with("a call waits").len(), log.with("rule=\"full\"").len()), (2, 2), "{:?}", log.lines());
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 /// So is a call that waits for its slot, or for its store.
 #[tokio::test]
 async fn every_kind_of_wait_is_observed() {

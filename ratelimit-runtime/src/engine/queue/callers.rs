@@ -53,7 +53,7 @@ impl<'a> SimulatedCaller<'a> {
         let changes_before = world.queues.changes(charges);
         let mut caller =
             Self { world, charges: charges.to_vec(), ticket, position: None, answer: None, changes_before };
-        if world.queues.is_behind_others(charges, ticket) {
+        if world.queues.waited_for(charges, ticket).is_some() {
             caller.join(None);
         } else {
             caller.ask(latency);

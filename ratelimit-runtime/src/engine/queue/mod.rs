@@ -125,21 +125,23 @@ impl WaitQueues {
         counted(charges).map(|charge| self.shared.changes(charge.counter.id()).load(Ordering::SeqCst)).sum()
     }
 
-    /// True if a caller with this ticket has to wait for one of these counters. Others are ahead of
-    /// it, or callers who are asking leave no room.
-    pub(crate) fn is_behind_others(&self, charges: &[Charge], ticket: u64) -> bool {
+    /// The one of these counters that a caller with this ticket has to wait for: others are ahead of it, or callers who
+    /// are asking leave no room. Of several, the one that has room last.
+    pub(crate) fn waited_for(&self, charges: &[Charge], ticket: u64) -> Option<CounterId> {
         let is_free = |charge: &Charge| self.shared.busy(charge.counter.id()).load(Ordering::Acquire) == 0;
         if counted(charges).all(is_free) {
-            return false;
+            return None;
         }
         let (state, now) = (self.lock(), self.clock.now());
-        counted(charges).any(|charge| {
+        let waited_for = counted(charges).filter(|charge| {
             let id = charge.counter.id();
             let is_used_up = |queue: &WaitQueue| queue.askers > 0 && queue.room(now, state.round_trip) < charge.least();
             // Also behind callers whose cost is reserved: the queue has to know the answer that the
             // caller gets.
             state.queues.get(&id).is_some_and(is_used_up) || state.is_behind(id, ticket, now)
-        })
+        });
+        let ids = waited_for.map(|charge| charge.counter.id());
+        ids.max_by_key(|id| state.queues.get(id).map(|queue| queue.ready_at))
     }
 
     /// Joins the queues of these counters. Dropping the position leaves them.

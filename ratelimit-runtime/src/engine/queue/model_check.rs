@@ -135,8 +135,8 @@ fn a_waiting_caller_is_seen_while_others_come_and_go() {
         thread::scope(|threads| {
             threads.spawn(|| drop(queues.join(0, &[charge(2)], None)));
             let position = join(&queues, 1, Some(&answer(1, 0)));
-            assert!(queues.is_behind_others(&[charge(1)], 2));
-            assert!(!queues.is_behind_others(&[charge(3)], 0));
+            assert!(queues.waited_for(&[charge(1)], 2).is_some());
+            assert!(queues.waited_for(&[charge(3)], 0).is_none());
             drop(position);
         });
         assert!(is_empty(&queues));

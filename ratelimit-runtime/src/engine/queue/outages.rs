@@ -109,6 +109,6 @@ fn the_last_callers_to_be_admitted_leave_no_queue_busy() {
     // As `admitted` does, each in its thread.
     world.queues.update(|state, _, _| others.iter().for_each(|caller| state.stop_asking(caller.ticket)));
     drop(others);
-    assert!(!world.queues.is_behind_others(&charges, world.queues.ticket()));
+    assert_eq!(world.queues.waited_for(&charges, world.queues.ticket()), None);
     assert!(world.queues.shared.all_busy().all(|count| count.load(Ordering::Relaxed) == 0));
 }

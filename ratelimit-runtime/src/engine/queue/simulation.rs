@@ -72,7 +72,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
             let task = &mut tasks[number];
             task.ticket = queues.ticket();
             task.changes = queues.changes(&[charge()]);
-            if queues.is_behind_others(&[charge()], task.ticket) {
+            if queues.waited_for(&[charge()], task.ticket).is_some() {
                 task.position = queues.join(task.ticket, &[charge()], None).ok();
             } else {
                 task.sent_at = now;
@@ -207,7 +207,7 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     let join = |_| {
         let ticket = queues.ticket();
         let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))));
-        assert_eq!((standing(), queues.is_behind_others(&charges[1..], queues.ticket())), (0, false));
+        assert_eq!((standing(), queues.waited_for(&charges[1..], queues.ticket())), (0, None));
         position.unwrap_or_else(|_| panic!("there is space in the queue"))
     };
     let positions: Vec<_> = (0..1_000).map(join).collect();
@@ -248,7 +248,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     };
     let standing = || queues.lock().queues[&of_all(0, None).counter.id()].waiting.len();
     let mut positions: Vec<_> = (0..500).filter_map(user_joins).collect();
-    assert_eq!((standing(), queues.is_behind_others(&[of_all(0, None)], queues.ticket())), (0, false));
+    assert_eq!((standing(), queues.waited_for(&[of_all(0, None)], queues.ticket())), (0, None));
 
     let refused = join(&[of_all(0, Some(Duration::from_millis(1)))]).expect("there is space in the queue");
     clock.advance(Duration::from_millis(1));
@@ -406,7 +406,7 @@ fn a_caller_of_a_full_window_is_refused_at_once_behind_a_larger_cost() {
     let _large = queues.join(queues.ticket(), &large, Some((&answer, queues.changes(&large)))).expect("there is space");
     let small = [Charge { longest_wait: 30 * SECOND, ..charge_of(&all, 1, 1) }];
     let ticket = queues.ticket();
-    assert!(queues.is_behind_others(&small, ticket));
+    assert!(queues.waited_for(&small, ticket).is_some());
     assert!(queues.join(ticket, &small, None).is_err(), "the window is full for an hour");
 }
 
