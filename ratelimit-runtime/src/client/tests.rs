@@ -177,46 +177,27 @@ async fn a_call_that_is_answered_while_the_probe_is_in_flight_is_taken_off() {
     assert_eq!(admitted(&upstream).await.len(), 4);
 }
 
-/// The other one is sent while a slow one opens a window. Nobody could use it, or know that.
+/// The other one is sent while a slow one opens a window. Nobody could use it, or know that. Also if the store fails
+/// when it is asked whether the credits are there.
 #[tokio::test(start_paused = true)]
 async fn a_window_whose_credits_another_probe_has_taken_is_closed() {
     // The requests of `open` after it has reset the credits, up to the one that sets its timer. After that, the other
-    // probe itself sees the window.
-    for request in 3..=7 {
+    // probe itself sees the window. 0: no request fails.
+    for (waits_at, fails_at) in [(3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (5, 9), (5, 10)] {
         let store = Switched::new(ManualClock::new().into());
         let limiter = over(&store, OnStoreError::Deny);
         let upstream = upstream(&limiter);
         let mut slow = admit(&upstream).await.unwrap();
-        store.waits_at(request);
+        store.waits_at(waits_at);
+        store.fails_at(fails_at);
         let said = says(9, 60);
         let mut learning = Box::pin(upstream.learn(&mut slow, &said));
-        assert!(learning.as_mut().now_or_never().is_none(), "request {request}");
+        assert!(learning.as_mut().now_or_never().is_none(), "request {waits_at}");
         Counters::new(limiter, Key::new("api")).take_all_credits().await.unwrap();
-        learning.await.unwrap();
+        assert_eq!(learning.await.is_err(), fails_at > 0, "request {fails_at}");
         drop(slow);
         open(&upstream, says(7, 60)).await;
-        assert_eq!(admitted(&upstream).await.len(), 7, "request {request}");
-    }
-}
-
-/// As above, but the store fails when it is asked whether the credits are there.
-#[tokio::test(start_paused = true)]
-async fn a_window_is_closed_if_its_credits_are_not_known_to_be_there() {
-    for request in 9..=10 {
-        let store = Switched::new(ManualClock::new().into());
-        let limiter = over(&store, OnStoreError::Deny);
-        let upstream = upstream(&limiter);
-        let mut slow = admit(&upstream).await.unwrap();
-        store.waits_at(5);
-        store.fails_at(request);
-        let said = says(9, 60);
-        let mut learning = Box::pin(upstream.learn(&mut slow, &said));
-        assert!(learning.as_mut().now_or_never().is_none(), "request {request}");
-        Counters::new(limiter, Key::new("api")).take_all_credits().await.unwrap();
-        learning.await.unwrap_err();
-        drop(slow);
-        open(&upstream, says(7, 60)).await;
-        assert_eq!(admitted(&upstream).await.len(), 7, "request {request}");
+        assert_eq!(admitted(&upstream).await.len(), 7, "requests {waits_at} and {fails_at}");
     }
 }
 
