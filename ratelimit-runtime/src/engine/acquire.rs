@@ -235,7 +235,7 @@ impl Acquire {
                 if !self.options.waits
                     && let Some(answer) = call.attempt()
                 {
-                    let permit = |(limit, outcome)| Permit::new(limit, &outcome, Receipt::Several(call));
+                    let permit = |decision| Permit::of_decision(decision, Receipt::Several(call));
                     return Poll::Ready(answer.map(permit).inspect_err(observe::refused));
                 }
                 self.go_on(call.into_request(self.options).start(), context)

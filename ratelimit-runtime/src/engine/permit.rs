@@ -169,6 +169,12 @@ impl Permit {
         Self { limit, remaining, reset_after_ms, receipt }
     }
 
+    /// With the numbers of a decision.
+    pub(super) fn of_decision(decision: Decision, receipt: Receipt) -> Self {
+        let Decision { limit, remaining, reset_after_ms, .. } = decision;
+        Self { limit, remaining, reset_after_ms, receipt }
+    }
+
     /// For a place of a memory store. Dropping the permit frees it.
     #[inline(never)] // the code of other calls stays short
     pub(super) fn of_place(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: Outcome) -> Self {
@@ -178,7 +184,7 @@ impl Permit {
 
     /// For a call without a charge, with the numbers of a decision.
     pub(super) fn free(decision: Decision) -> Self {
-        Self::new(decision.limit, &Outcome::new(decision, [0; 2]), Receipt::Nothing)
+        Self::of_decision(decision, Receipt::Nothing)
     }
 
     /// The holds of the permit, if any.

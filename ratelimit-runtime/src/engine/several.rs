@@ -13,9 +13,8 @@ use super::{
 #[cfg(feature = "client")]
 use crate::counter::CounterId;
 use crate::{
-    RequestPerMinute, Rule,
+    Decision, RequestPerMinute, Rule,
     backend::{CounterReceipt, Query},
-    decision::Outcome,
 };
 
 /// Several charges, or holds, of one call. Two of them have one allocation, which passes from the call to its
@@ -34,8 +33,9 @@ pub(super) struct SeveralCharges {
 impl SeveralCharges {
     /// `fill` adds the charges where they stay: a list of them would be copied.
     pub(super) fn new(engine: EngineRef, fill: impl FnOnce(&mut ChargeRequests), on_busy: OnLimit) -> Box<Self> {
-        let (none, receipts) = (ChargeRequests::new(), SmallVec::new());
-        let mut call = Box::new(Self { engine, requests: none, on_busy, receipts, most_restrictive: None });
+        let place = Box::new_uninit(); // `Box::new` would copy all of it
+        let (requests, receipts) = (ChargeRequests::new(), SmallVec::new());
+        let mut call = Box::write(place, Self { engine, requests, on_busy, receipts, most_restrictive: None });
         fill(&mut call.requests);
         call
     }
@@ -50,9 +50,9 @@ impl SeveralCharges {
         self.requests.first().map_or(NONE, |request| request.rule)
     }
 
-    /// Attempts the charges. If they are made, it keeps their receipts, and returns the limit and the
-    /// outcome of the most restrictive one. `None` if that is unsupported.
-    pub(super) fn attempt(&mut self) -> Option<Result<(u64, Outcome), RequestPerMinute>> {
+    /// Attempts the charges. If they are made, it keeps their receipts, and returns the decision on the
+    /// most restrictive one. `None` if that is unsupported.
+    pub(super) fn attempt(&mut self) -> Option<Result<Decision, RequestPerMinute>> {
         if let OnLimit::Wait(_) = self.on_busy {
             return None; // a place that is taken is waited for
         }
@@ -68,7 +68,7 @@ impl SeveralCharges {
                 receipts.push(CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt));
             }
             record_admitted(queries);
-            Some((least.rule.limit(), least.outcome))
+            Some(least.outcome.decision(least.rule.limit()))
         };
         attempt_all(engine, requests.len(), |at| requests[at].borrowed(), true, admit)?.transpose()
     }
