@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -83,11 +84,13 @@ impl BatchTicket {
         let index = self.index as usize;
         let mut result = entry.result(index);
         if result.is_none() {
+            // Dropped after the lock: the last waker of a task may drop another ticket of this entry.
+            let mut waker = context.waker().clone();
             let mut callers = entry.lock();
             if index < callers.timed_out {
                 result = Some(None);
             } else if let Some(caller) = callers.all.get_mut(index) {
-                caller.waker.clone_from(context.waker());
+                mem::swap(&mut caller.waker, &mut waker);
             } else {
                 result = entry.result(index); // it was set meanwhile
             }
@@ -116,5 +119,43 @@ impl Drop for BatchTicket {
         {
             caller.is_cancelled = true;
         }
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::{
+        sync::Mutex,
+        task::{Wake, Waker},
+    };
+
+    use super::*;
+    use crate::{
+        CounterName, Key, Rule,
+        redis::batch::{entry::EntryCaller, queue::BatchQueue},
+    };
+
+    /// The waker of a task that owns a ticket, as in an executor whose wakers own their tasks.
+    struct Task(#[allow(dead_code)] Mutex<Option<BatchTicket>>);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn a_waker_that_drops_a_ticket_of_the_same_entry_does_not_lock_it_twice() {
+        const RULE: Rule = Rule::new("item", 2, Duration::from_secs(60));
+        let charge = Charge::new(RULE, CounterName::new("", &RULE, &Key::new(1)), 1);
+        let (mut ticket, _) = BatchQueue::default().add(charge.into(), true, 0, None, Waker::noop());
+        let entry = Arc::clone(ticket.entry.as_ref().unwrap());
+        let index = entry.join(EntryCaller::new(Waker::noop(), 0));
+        let other = Task(Mutex::new(Some(BatchTicket::new(Arc::clone(&entry), index))));
+        {
+            let waker = Waker::from(Arc::new(other));
+            assert!(Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        // The entry has the last waker of the other task: this poll drops it, and the other ticket.
+        assert!(Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(entry.lock().all[index as usize].is_cancelled);
     }
 }
