@@ -114,10 +114,7 @@ where
                     });
                     let is_ready = match admission.state.bounded(is_ready, None).await {
                         Ok(is_ready) => is_ready,
-                        Err(refused) => {
-                            admission.discard();
-                            return Err(OutgoingError::Refused(refused));
-                        }
+                        Err(refused) => return Err(OutgoingError::Refused(refused)),
                     };
                     let is_paused = is_ready.is_ok() && has_waited && admission.is_paused().await;
                     if is_ready.is_err() || !is_paused && admission.is_current() {
@@ -125,15 +122,14 @@ where
                     }
                     // Another call may need the place in the service that this clone has.
                     drop(ready);
-                    admission.discard();
                 };
                 drop(last.take());
                 let sent = match is_ready {
-                    Ok(()) => ready.call(Request::from_parts(parts, body)).await,
-                    Err(error) => {
-                        admission.end_flight(); // it was not sent
-                        Err(error)
+                    Ok(()) => {
+                        admission.is_sent = true;
+                        ready.call(Request::from_parts(parts, body)).await
                     }
+                    Err(error) => Err(error),
                 };
                 let answer = sent.as_ref().ok().map(|response| Answer::of(response.status(), response.headers()));
                 if !attempts.repeats(admission, answer, copy.is_some()).await {

@@ -49,11 +49,12 @@ impl Middleware for Outgoing {
         let (mut request, mut last) = (request, None);
         loop {
             let copy = if attempts.may_repeat() { request.try_clone() } else { None };
-            let admission = match attempts.admit(attempts.waits_until()).await {
+            let mut admission = match attempts.admit(attempts.waits_until()).await {
                 Ok(admission) => admission,
                 Err(refused) => return last.unwrap_or_else(|| Err(Error::middleware(refused))),
             };
             drop(last.take());
+            admission.is_sent = true;
             let sent = next.clone().run(request, extensions).await;
             let answer = sent.as_ref().ok().map(|response| Answer::of(response.status(), response.headers()));
             if !attempts.repeats(admission, answer, copy.is_some()).await {

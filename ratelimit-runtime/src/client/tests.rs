@@ -54,9 +54,11 @@ fn says(remaining: u64, seconds: u32) -> Announcement {
     Announcement { remaining: Some(remaining), reset: Some(seconds * SECOND), ..Announcement::default() }
 }
 
-/// A call that need not wait.
+/// A call that need not wait, and is sent.
 async fn admit(upstream: &Arc<UpstreamState>) -> Option<Admission> {
-    upstream.admit(Some(upstream.now())).await.ok()
+    let mut admission = upstream.admit(Some(upstream.now())).await.ok()?;
+    admission.is_sent = true;
+    Some(admission)
 }
 
 async fn open(upstream: &Arc<UpstreamState>, said: Announcement) {

@@ -91,12 +91,14 @@ pub(super) struct Admission {
     window_ends: Duration,
     /// The pauses before the call asked for its credit.
     pauses: u64,
-    /// Ends the flight. If it is dropped, the call counts as in flight for some time: the upstream
-    /// may not have counted it yet.
+    /// Set before the call is sent. A call that leaves unsent is not in flight any more, and its credit is lost.
+    /// One that leaves later counts as in flight for some time: the upstream may not have counted it yet.
+    pub(super) is_sent: bool,
+    /// Ends the flight.
     flight: Option<Permit>,
     probe: Option<Permit>,
-    /// For a probe that may be sent: the other calls that were in flight.
-    in_flight: Option<u64>,
+    /// For a probe: the other calls that were in flight.
+    in_flight: u64,
 }
 
 impl Admission {
@@ -111,17 +113,12 @@ impl Admission {
         }
     }
 
-    /// For a call that was not sent. Its credit is lost.
-    pub(super) fn discard(mut self) {
-        self.end_flight();
-    }
-
     /// Whether the store knows of a pause, of another process for example.
     pub(super) async fn is_paused(&self) -> bool {
         self.flight.is_some() && self.state.is_paused().await.unwrap_or(false)
     }
 
-    /// The call was answered, or not sent.
+    /// For a call that was answered, or not sent.
     pub(super) fn end_flight(&mut self) {
         if let Some(flight) = self.flight.take() {
             flight.refund_in_background();
@@ -131,10 +128,10 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
+        if !self.is_sent {
+            self.end_flight();
+        }
         if let Some(permit) = self.probe.take() {
-            if self.in_flight.is_none() {
-                self.end_flight(); // it was not sent
-            }
             permit.refund_in_background();
             self.state.probed.notify_waiters();
         }
@@ -168,7 +165,7 @@ impl UpstreamState {
                             self.change(window.ends, |seen| seen.left = seen.left.min(left));
                             return Ok(admission);
                         }
-                        admission.discard();
+                        drop(admission);
                         if left >= MOST {
                             // The store has lost the counter. A probe is as good as a new one.
                             counters.reset(&KNOWN).await?;
@@ -195,7 +192,7 @@ impl UpstreamState {
         flight: Option<Permit>,
         probe: Option<Permit>,
     ) -> Admission {
-        Admission { state: Arc::clone(self), window_ends, pauses, flight, probe, in_flight: None }
+        Admission { state: Arc::clone(self), window_ends, pauses, is_sent: false, flight, probe, in_flight: 0 }
     }
 
     /// Waits until a window is open, or until this call may probe.
@@ -235,12 +232,11 @@ impl UpstreamState {
                     let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
                     // An earlier probe may have ended in between.
                     if counters.left_of(&KNOWN).await?.is_zero() {
-                        probe.in_flight = Some(self.drain_and_count_flights(counters).await?);
+                        probe.in_flight = self.drain_and_count_flights(counters).await?;
                         if probe.is_current() {
                             return Ok(Some(probe));
                         }
                     }
-                    probe.discard();
                 }
                 Err(refused) if refused.cause() == Cause::Exceeded => {
                     let wait = refused.retry_after().unwrap_or(FIRST_POLL);
@@ -308,7 +304,7 @@ impl UpstreamState {
         }
         let is_of_upstream =
             said.is_announced() || !said.is_failure && self.counters.left_of(&ANNOUNCED).await?.is_zero();
-        if is_of_upstream { self.open(said, admission.in_flight.unwrap_or(0)).await } else { Ok(()) }
+        if is_of_upstream { self.open(said, admission.in_flight).await } else { Ok(()) }
     }
 
     /// A call is not counted here, as the store is away: so what it knows is not used any more. Returns

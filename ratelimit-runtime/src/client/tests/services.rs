@@ -121,6 +121,20 @@ async fn a_call_that_found_the_service_broken_is_not_in_flight() {
     assert_eq!(counters(&limiter).in_flight().await.unwrap(), 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_leaves_before_the_service_is_ready_is_not_in_flight() {
+    for is_probe in [true, false] {
+        let limiter = Limiter::in_memory();
+        let outgoing = Outgoing::new(limiter.clone()).retries(0);
+        if !is_probe {
+            answered(&outgoing, 200, "RateLimit", "\"api\";r=100;t=60").await;
+        }
+        let service = Few::new(0, MS, "");
+        timeout(SECOND, outgoing.layer(service).oneshot(request())).await.unwrap_err();
+        assert_eq!(counters(&limiter).in_flight().await.unwrap(), 0, "{is_probe}");
+    }
+}
+
 /// The body of its response has the only place of the service.
 #[tokio::test(start_paused = true)]
 async fn a_retry_does_not_wait_for_the_response_before_it() {
