@@ -59,9 +59,10 @@ struct Arguments {
     /// Store of the counters: memory:// or redis://host:port, for example
     #[arg(long, default_value = "memory://")]
     store: String,
-    /// Deadline of a Redis decision in milliseconds, after which this process counts alone
-    #[arg(long, default_value_t = 100)]
-    deadline_ms: u64,
+    /// Deadline of a Redis decision in milliseconds, after which this process counts alone. By default that of the
+    /// limiter
+    #[arg(long)]
+    deadline_ms: Option<u64>,
     /// Open connections of clients; others wait. Each needs two open files, see `ulimit -n`
     #[arg(long, default_value_t = 450)]
     connections: usize,
@@ -101,8 +102,10 @@ async fn run(arguments: Arguments) -> Result<(), String> {
     let metrics = PrometheusBuilder::new().install_recorder().map_err(|error| error.to_string())?;
     let upstreams = Upstreams::new(arguments.connect_timeout.into(), arguments.upstream_timeout.into());
     let upstreams = upstreams.await.map_err(|error| format!("cannot start the sample server: {}", reason(&error)))?;
-    let limiter = Limiter::builder(&arguments.store).instances(1).keys_in_refusals(true);
-    let limiter = limiter.deadline(Duration::from_millis(arguments.deadline_ms));
+    let mut limiter = Limiter::builder(&arguments.store).instances(1).keys_in_refusals(true);
+    if let Some(ms) = arguments.deadline_ms {
+        limiter = limiter.deadline(Duration::from_millis(ms));
+    }
     let live = Live::start(&arguments.config, limiter, upstreams).await?;
     let gateway = Arc::new(Gateway { live, refusals: Refusals::default(), history: History::default(), metrics });
     let recorded = Arc::clone(&gateway);
