@@ -2,14 +2,17 @@
 
 use std::{
     fmt,
+    future::{Future as _, poll_fn},
+    pin::pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::sync::Notify;
+use tokio::{runtime::Handle, sync::Notify, time};
 
 /// The clock of a limiter: the memory store decides by it, and waiting callers sleep by it.
 ///
@@ -94,11 +97,37 @@ impl Clock {
     pub(crate) async fn sleep_until(&self, time: Duration) {
         match &self.0 {
             TimeSource::System(_) | TimeSource::Tokio { .. } => {
-                tokio::time::sleep(time.saturating_sub(self.now())).await;
+                let is_on_runtime = wait_until(after(time.saturating_sub(self.now()))).await;
+                assert!(is_on_runtime, "a call that waits has to be polled on a tokio runtime");
             }
             TimeSource::Manual(manual) => manual.wait_for(time).await,
         }
     }
+}
+
+/// The instant after this time, at most 100 years ahead.
+pub(crate) fn after(length: Duration) -> time::Instant {
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    time::Instant::now() + length.min(LONGEST)
+}
+
+/// Waits until `end`. For a future that may move to another runtime.
+///
+/// A timer of tokio belongs to the runtime it was made on: it stops with it, and panics after its end. Here the
+/// future gets a new timer on each runtime that polls it. `false` without a runtime, at once.
+pub(crate) async fn wait_until(end: time::Instant) -> bool {
+    let mut timer_runtime = None;
+    let mut timer = pin!(None);
+    poll_fn(|context| {
+        let Ok(runtime) = Handle::try_current() else { return Poll::Ready(false) };
+        let runtime = Some(runtime.id());
+        if runtime != timer_runtime {
+            timer_runtime = runtime;
+            timer.set(Some(time::sleep_until(end)));
+        }
+        timer.as_mut().as_pin_mut().map_or(Poll::Pending, |timer| timer.poll(context).map(|()| true))
+    })
+    .await
 }
 
 /// The time of a decision.
@@ -379,12 +408,40 @@ impl fmt::Debug for ManualClock {
 
 #[cfg(all(test, not(model_check)))]
 mod tests {
-    use std::thread;
+    use std::{
+        task::{Context, Waker},
+        thread,
+    };
+
+    use tokio::runtime::Builder;
 
     use super::*;
 
     fn system() -> SystemClock {
         SystemClock::new(time_since_epoch())
+    }
+
+    #[test]
+    fn a_wait_goes_on_where_its_first_runtime_has_stopped_or_ended() {
+        let new = || Builder::new_current_thread().enable_all().build().unwrap();
+        for is_dropped in [false, true] {
+            let (first, second) = (new(), new());
+            let mut waiting = Box::pin(async {
+                let clock = Clock::unpaused();
+                clock.sleep_until(clock.now() + Duration::from_millis(20)).await;
+            });
+            let entered = first.enter();
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            drop(entered);
+            let _stopped = (!is_dropped).then_some(first);
+            second.block_on(waiting);
+        }
+    }
+
+    #[test]
+    fn there_is_no_wait_without_a_runtime() {
+        let mut waiting = Box::pin(wait_until(after(Duration::from_secs(9))));
+        assert_eq!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(false));
     }
 
     #[test]

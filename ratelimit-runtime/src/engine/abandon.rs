@@ -19,7 +19,8 @@ use super::{
 };
 use crate::{
     background,
-    deadline::{self, after},
+    clock::after,
+    deadline,
     store::{Batch, Charge, Charges, Reply, Request},
 };
 

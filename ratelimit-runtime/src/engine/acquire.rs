@@ -25,7 +25,7 @@ use crate::{
     RequestPerMinute, Rule,
     backend::{Attempt, Backend as _, CounterReceipt, Query, Undecided, Waiter},
     background,
-    deadline::after,
+    clock::after,
     observe,
     rule::call_kind::CallKind,
 };

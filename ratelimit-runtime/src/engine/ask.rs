@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::{
     abandon::{self, AbandonOnDrop},
@@ -12,11 +12,13 @@ use super::{
     queue::StoreAnswer,
     refusal::refusal,
     request::AcquireRequest,
+    settings::EngineSettings,
+    wait::rules_changed,
 };
 use crate::{
     RequestPerMinute,
+    clock::{after, wait_until},
     counter::CounterId,
-    deadline::after,
     store::{Batch, Charge, Charges, Request, StoreError},
 };
 
@@ -56,7 +58,11 @@ impl AcquireRequest {
     ) -> (Duration, Result<Batch, StoreError>) {
         if let Some(settlements) = self.engine.settlements().for_charges(&charges) {
             let left = end.saturating_duration_since(Instant::now());
-            let _ = timeout(left / 2, settlements.done()).await; // the rest is for the request
+            tokio::select! {
+                biased;
+                () = settlements.done() => {}
+                _ = wait_until(after(left / 2)) => {} // the rest is for the request
+            }
         }
         let sent_at = self.clock().now();
         let Some(store) = self.engine.store() else { return (sent_at, Err(StoreError::no_answer())) };
@@ -68,10 +74,35 @@ impl AcquireRequest {
         (sent_at, answer)
     }
 
-    /// Waits for the slot of a permit.
-    pub(super) async fn sleep_until(&self, run_at: Duration, mut pending: RefundOnDrop) -> AcquireResult {
-        self.clock().sleep_until(run_at).await;
+    /// Waits for the slot of a permit. If the rules file takes the rule away meanwhile, or gives it another counter,
+    /// the slot is given back and the call is decided anew.
+    pub(super) async fn sleep_until(mut self, run_at: Duration, mut pending: RefundOnDrop) -> AcquireResult {
+        let engine = self.engine.clone();
+        let EngineSettings { clock, deadline, .. } = engine.settings();
+        let counters = self.enforced_counters();
+        loop {
+            tokio::select! {
+                biased;
+                () = clock.sleep_until(run_at) => break,
+                () = rules_changed(&mut self.rule_changes) => {}
+            }
+            self.apply_rules(false);
+            let now = self.enforced_counters();
+            if now.is_some() && now != counters {
+                drop(pending);
+                return match self.start_again(after(*deadline)) {
+                    Ok(answer) => answer,
+                    Err(pending) => pending.await,
+                };
+            }
+        }
         pending.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
+    }
+
+    /// The counters that may refuse the call. `None` if its rules are invalid.
+    fn enforced_counters(&self) -> Option<SmallVec<[CounterId; 1]>> {
+        let charges = self.charges().ok()?;
+        Some(charges.iter().filter(|charge| !charge.rule.is_shadow()).map(|charge| charge.counter.id()).collect())
     }
 
     /// Asks the store, and again without the shadow rules that have refused, within one deadline.

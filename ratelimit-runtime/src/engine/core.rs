@@ -15,7 +15,9 @@ use super::{
     settlements::Settlements,
 };
 use crate::{
-    CounterName, Health, Key, RequestPerMinute, Rule, deadline,
+    CounterName, Health, Key, RequestPerMinute, Rule,
+    clock::after,
+    deadline,
     guard::Guard,
     health::HealthTracker,
     memory::Memory,
@@ -230,7 +232,7 @@ impl Engine {
     pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
         match reply {
             Reply::Ready(answer) => Ok(answer),
-            reply @ Reply::Pending(_) => self.until(deadline::after(self.settings.deadline), reply).await,
+            reply @ Reply::Pending(_) => self.until(after(self.settings.deadline), reply).await,
         }
     }
 

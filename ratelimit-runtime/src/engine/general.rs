@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Key, RequestPerMinute,
-    deadline::after,
+    clock::after,
     store::{Batch, Charges, Reply, Request, StoreError},
 };
 

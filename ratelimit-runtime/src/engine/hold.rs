@@ -19,9 +19,9 @@ use super::{
 };
 use crate::{
     RequestPerMinute, Rule, background,
+    clock::after,
     counter::CounterId,
-    deadline::{self, after},
-    observe,
+    deadline, observe,
     store::{Charge, Charges, StoreError},
 };
 

@@ -4,8 +4,6 @@
 
 use std::{future::pending, time::Duration};
 
-use tokio::time::sleep;
-
 use super::{
     ask::AcquireResult,
     core::Engine,
@@ -17,6 +15,7 @@ use super::{
     wait::rules_changed,
 };
 use crate::{
+    clock::{after, wait_until},
     duration::part_of,
     store::{Charge, StoreError},
 };
@@ -57,7 +56,7 @@ impl AcquireRequest {
                 pending::<()>().await;
             }
             is_last = pause >= left;
-            sleep(if is_last { part_of(left) } else { pause }).await;
+            wait_until(after(if is_last { part_of(left) } else { pause })).await;
         };
         let returns = tokio::select! {
             biased;

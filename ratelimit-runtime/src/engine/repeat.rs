@@ -17,8 +17,9 @@ use crate::{
     RequestPerMinute, Rule,
     backend::Backend as _,
     background,
+    clock::after,
     counter::CounterId,
-    deadline::{self, after},
+    deadline,
     duration::with_jitter,
     store::{Charge, Charges, Hold, Reply, StoreError},
 };

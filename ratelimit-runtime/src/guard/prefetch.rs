@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     background,
+    clock::after,
     counter::CounterId,
     deadline,
     decision::Outcome,
@@ -221,7 +222,7 @@ impl PrefetchTask {
             let sent_us = guard.clock.now_us();
             let charge = Charge::new(prefetch.rule, prefetch.counter.clone(), prefetch.cost);
             let reply = self.guard.ask_upstream(Request::new(charge, true).into());
-            let batch = deadline::within(reply, deadline::after(guard.deadline), guard.deadline).await;
+            let batch = deadline::within(reply, after(guard.deadline), guard.deadline).await;
             let result = match batch.map(Batch::into_first) {
                 Ok(Some(Request { outcome: Ok(fits), charges, .. })) => {
                     charges.first().cloned().map(|charge| (charge, fits)).ok_or_else(StoreError::no_answer)

@@ -17,7 +17,7 @@ use tokio::sync::oneshot::{self, Sender};
 use super::{nodes::Nodes, requests, slots::slot_of};
 use crate::{
     background::{self, FinishOnDrop},
-    deadline::{after, wait_until},
+    clock::{after, wait_until},
     store::{Charge, Charges, Request, StoreError},
 };
 

@@ -457,6 +457,41 @@ async fn a_change_of_the_file_reaches_waiting_callers() {
     }
 }
 
+/// A day was written in place of a second. Who has a slot in some days is not to wait for it.
+#[tokio::test]
+async fn a_change_of_the_file_reaches_callers_who_wait_for_a_slot() {
+    let server = RedisServer::start();
+    for url in ["memory://", &server.url()] {
+        for (change, seconds) in [
+            ("enabled = false", 0),
+            ("shadow = true\nalgorithm = \"LeakyBucket\"\nqueue = 5", 0),
+            ("count = 5\nunit = \"Days\"", 0), // a `FixedWindow`, as in the code
+            ("unit = \"Seconds\"\nalgorithm = \"LeakyBucket\"\nqueue = 5", 3),
+            // The same counter: the slots stay.
+            ("unit = \"Days\"\nalgorithm = \"LeakyBucket\"\nqueue = 9", 3 * 86_400),
+        ] {
+            let days = "[rules.item]\ncount = 1\nunit = \"Days\"\nalgorithm = \"LeakyBucket\"\nqueue = 5";
+            let (clock, rules) = (ManualClock::new(), Rules::parse(days).unwrap());
+            let builder = Limiter::builder(url).clock(clock.clone()).deadline(crate::support::PATIENCE);
+            let limiter = builder.rules(rules.clone()).build().await.unwrap();
+            let key = crate::support::fresh_key();
+            limiter.acquire(&ITEM, key).await.unwrap();
+            let waiting: Vec<_> = (0..3).map(|_| tokio::spawn(limiter.acquire(&ITEM, key))).collect();
+            crate::support::settle().await;
+            rules.replace(&format!("[rules.item]\n{change}")).unwrap();
+            if seconds > 0 && url != "memory://" {
+                continue; // the clock would have to be advanced after the reply
+            }
+            crate::support::settle().await;
+            assert!(seconds == 0 || !waiting.iter().all(tokio::task::JoinHandle::is_finished), "{change}");
+            clock.advance(Duration::from_secs(seconds));
+            for waiting in waiting {
+                crate::support::ends(waiting).await.unwrap().unwrap_or_else(|refused| panic!("{change}: {refused}"));
+            }
+        }
+    }
+}
+
 /// Another period is another counter. Callers who wait go there one by one, in their order.
 #[tokio::test]
 async fn waiting_callers_keep_their_order_if_the_period_changes() {

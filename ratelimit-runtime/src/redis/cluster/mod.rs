@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     backend::QueryTag,
-    deadline::{after, wait_until},
+    clock::{after, wait_until},
     failures::Epoch,
     store::{Charge, StoreError},
 };
