@@ -10,10 +10,7 @@ use super::{
     outcome::Resolution,
     permit::{Permit, uncounted_decision},
     queue::StoreAnswer,
-    refusal::refusal,
     request::AcquireRequest,
-    settings::EngineSettings,
-    wait::rules_changed,
 };
 use crate::{
     RequestPerMinute,
@@ -30,6 +27,11 @@ pub(super) struct RefundOnDrop(Option<Permit>);
 impl RefundOnDrop {
     pub(super) fn new(permit: Permit) -> Self {
         Self(Some(permit))
+    }
+
+    /// The permit, when its slot has come.
+    pub(super) fn take(&mut self) -> Option<Permit> {
+        self.0.take()
     }
 }
 
@@ -72,37 +74,6 @@ impl AcquireRequest {
         let answer = self.engine.until(end, AbandonOnDrop::around(&self.engine, held, reply)).await;
         left.end(answer.is_err());
         (sent_at, answer)
-    }
-
-    /// Waits for the slot of a permit. If the rules file takes the rule away meanwhile, or gives it another counter,
-    /// the slot is given back and the call is decided anew.
-    pub(super) async fn sleep_until(mut self, run_at: Duration, mut pending: RefundOnDrop) -> AcquireResult {
-        let engine = self.engine.clone();
-        let EngineSettings { clock, deadline, .. } = engine.settings();
-        let counters = self.enforced_counters();
-        loop {
-            tokio::select! {
-                biased;
-                () = clock.sleep_until(run_at) => break,
-                () = rules_changed(&mut self.rule_changes) => {}
-            }
-            self.apply_rules(false);
-            let now = self.enforced_counters();
-            if now.is_some() && now != counters {
-                drop(pending);
-                return match self.start_again(after(*deadline)) {
-                    Ok(answer) => answer,
-                    Err(pending) => pending.await,
-                };
-            }
-        }
-        pending.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
-    }
-
-    /// The counters that may refuse the call. `None` if its rules are invalid.
-    fn enforced_counters(&self) -> Option<SmallVec<[CounterId; 1]>> {
-        let charges = self.charges().ok()?;
-        Some(charges.iter().filter(|charge| !charge.rule.is_shadow()).map(|charge| charge.counter.id()).collect())
     }
 
     /// Asks the store, and again without the shadow rules that have refused, within one deadline.

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::sync::watch::Receiver;
 use tracing::Instrument as _;
 
@@ -16,8 +17,15 @@ use super::{
     queue::{QueuePosition, StoreAnswer, Turn},
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
+    settings::EngineSettings,
 };
-use crate::{Decision, RequestPerMinute, Rule, counter::CounterId, observe::WaitTimer, store::Charges};
+use crate::{
+    Decision, RequestPerMinute, Rule,
+    clock::after,
+    counter::CounterId,
+    observe::WaitTimer,
+    store::{Charges, StoreError},
+};
 
 /// Pauses before a call asks again that stands in no queue. Others may end what it waits for, such as a ban.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
@@ -58,6 +66,37 @@ impl AcquireRequest {
         let answer = wait(self).instrument(span).await;
         timer.stop(answer.is_ok());
         answer
+    }
+
+    /// Waits for the slot of a permit. If the rules file takes the rule away meanwhile, or gives it another counter,
+    /// the slot is given back and the call is decided anew.
+    async fn sleep_until(mut self, run_at: Duration, mut pending: RefundOnDrop) -> AcquireResult {
+        let engine = self.engine.clone();
+        let EngineSettings { clock, deadline, .. } = engine.settings();
+        let counters = self.enforced_counters();
+        loop {
+            tokio::select! {
+                biased;
+                () = clock.sleep_until(run_at) => break,
+                () = rules_changed(&mut self.rule_changes) => {}
+            }
+            self.apply_rules(false);
+            let now = self.enforced_counters();
+            if now.is_some() && now != counters {
+                drop(pending);
+                return match self.start_again(after(*deadline)) {
+                    Ok(answer) => answer,
+                    Err(pending) => pending.await,
+                };
+            }
+        }
+        pending.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
+    }
+
+    /// The counters that may refuse the call. `None` if its rules are invalid.
+    fn enforced_counters(&self) -> Option<SmallVec<[CounterId; 1]>> {
+        let charges = self.charges().ok()?;
+        Some(charges.iter().filter(|charge| !charge.rule.is_shadow()).map(|charge| charge.counter.id()).collect())
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
