@@ -164,7 +164,7 @@ impl Builder {
     ///
     /// `on_store_error` of an attribute overrides it for its function, and a rules file overrides both.
     pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
-        self.settings.on_store_error = on_store_error;
+        self.settings.on_store_error = on_store_error.with_bounded_wait();
         self
     }
 

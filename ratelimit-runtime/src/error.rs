@@ -233,7 +233,8 @@ impl RequestPerMinute {
         }
     }
 
-    /// The prefix of the rule that refused. Of several rules, the one with the longest wait.
+    /// The prefix of the rule that refused. Of several rules, the one with the longest wait; one that only waits for
+    /// others to release what they hold comes last, as its wait is unknown.
     pub fn rule(&self) -> &'static str {
         self.rule_and_cost().0.prefix()
     }
@@ -268,7 +269,7 @@ impl RequestPerMinute {
 
     /// The shortest wait after which this call is granted without other calls, from the store's
     /// decision, rounded up to a millisecond. Running calls with a `Settled` cost may end sooner and use less: then
-    /// it is too long.
+    /// it is too long. Of several rules, those that only wait for running calls are left out: then it may be too short.
     ///
     /// `None` for causes other than [`Cause::Exceeded`] and [`Cause::Banned`], and for
     /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent): a place becomes free at an unknown

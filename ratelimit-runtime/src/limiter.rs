@@ -224,8 +224,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// - [`RequestPerMinute`] if a rule refuses. It names the rule with the longest wait, and no
-    ///   rule is charged. The exception is [`Cause::Unavailable`](crate::Cause::Unavailable), after
+    /// - [`RequestPerMinute`] if a rule refuses. It names the rule with the longest wait; one that only waits for
+    ///   others to release what they hold comes last, as its wait is unknown. No rule is charged. The exception is [`Cause::Unavailable`](crate::Cause::Unavailable), after
     ///   which some rules may have been charged.
     /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one of several rules is a
     ///   [`LeakyBucket`](crate::Algorithm::LeakyBucket) or has a [prefetch](Rule::with_prefetch). These can't
@@ -383,7 +383,7 @@ impl Limiter {
         async move {
             let engine = self.engine();
             let rules = || engine.settings().rules_now();
-            let rule = &rules().applied_as_calls(rule, &key).map_or(*rule, Cow::into_owned);
+            let rule = &rules().applied_as_calls(rule, &key).into_owned();
             let charge = engine.charge(rule, &key, rule.limit().min(1))?; // with a count of 0, a cost of 1 would have no wait to report
             let Some(store) = engine.store() else {
                 return Ok(charge.decision);
@@ -549,7 +549,7 @@ impl Limiter {
     ) -> Result<(), RequestPerMinute> {
         let engine = self.engine();
         let rules = || engine.settings().rules_now();
-        let rule = &rules().applied_as_calls(rule, key).map_or(*rule, Cow::into_owned);
+        let rule = &rules().applied_as_calls(rule, key).into_owned();
         let charge = engine.charge(rule, key, 0)?;
         let Some(store) = engine.store() else {
             return Ok(());

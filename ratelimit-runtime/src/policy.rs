@@ -79,6 +79,16 @@ pub enum OnStoreError {
     },
 }
 
+impl OnStoreError {
+    /// With a wait of at most 49 days, as attributes and layers store it.
+    pub(crate) fn with_bounded_wait(self) -> Self {
+        match self {
+            Self::Wait { max } => Self::Wait { max: max.min(Duration::from_millis(u32::MAX.into())) },
+            other => other,
+        }
+    }
+}
+
 /// The treatment of calls without a key: the key is an `Option` that is `None`, or `web::KeyBy`
 /// finds none in a request.
 ///

@@ -54,7 +54,7 @@ struct RawRule {
     keys: Option<Spanned<BTreeMap<Spanned<String>, RawRule>>>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 enum Unit {
     Milliseconds = 1,
     Seconds = 1_000,
@@ -203,14 +203,7 @@ impl RawRule {
             algorithm: self.algorithm()?,
             shadow: self.shadow,
             ban: self.ban.as_ref().map(ban).transpose()?,
-            on_store_error: self.on_store_error.as_ref().map(|word| match word.get_ref() {
-                PolicyWord::Local => OnStoreError::Local,
-                PolicyWord::Allow => OnStoreError::Allow,
-                PolicyWord::Deny => OnStoreError::Deny,
-                PolicyWord::Wait { max, unit } => {
-                    OnStoreError::Wait { max: Duration::from_millis(max.saturating_mul(*unit as u64)) }
-                }
-            }),
+            on_store_error: self.on_store_error.as_ref().map(policy).transpose()?,
         })
     }
 
@@ -222,7 +215,11 @@ impl RawRule {
                 let number = ttl.as_ref().map_or(Ok(1), |ttl| positive(ttl, "ttl"))?;
                 let period = number.checked_mul(*unit.get_ref() as u64).map(Duration::from_millis);
                 let period = period.filter(|period| *period <= Rule::LONGEST_PERIOD);
-                period.ok_or_else(|| TextError::at(unit, "`ttl` is longer than 3,650 days")).map(Some)
+                let too_long = || {
+                    let (place, unit) = (ttl.as_ref().map_or(unit.span(), Spanned::span), unit.get_ref());
+                    TextError(format!("`ttl` is {number} {unit:?}; it must be at most 3,650 days"), place)
+                };
+                period.ok_or_else(too_long).map(Some)
             }
         }
     }
@@ -294,6 +291,19 @@ fn value<T: Copy>(option: Option<&Spanned<T>>) -> Option<T> {
     option.map(|option| *option.get_ref())
 }
 
+fn policy(word: &Spanned<PolicyWord>) -> Result<OnStoreError, TextError> {
+    Ok(match word.get_ref() {
+        PolicyWord::Local => OnStoreError::Local,
+        PolicyWord::Allow => OnStoreError::Allow,
+        PolicyWord::Deny => OnStoreError::Deny,
+        PolicyWord::Wait { max, unit } => {
+            let longest = max.checked_mul(*unit as u64).filter(|ms| *ms <= u32::MAX.into());
+            let too_long = || TextError::at(word, format!("`max` is {max} {unit:?}; it must be at most 49 days"));
+            OnStoreError::Wait { max: Duration::from_millis(longest.ok_or_else(too_long)?) }
+        }
+    })
+}
+
 /// The time of a ban, such as `10m`; `0s` is none.
 fn ban(text: &Spanned<String>) -> Result<Duration, TextError> {
     let parse = |text: &str| {
@@ -308,10 +318,14 @@ fn ban(text: &Spanned<String>) -> Result<Duration, TextError> {
         };
         number.parse::<u64>().ok()?.checked_mul(unit as u64).map(Duration::from_millis)
     };
-    parse(text.get_ref()).ok_or_else(|| {
-        let example = "write a number and ms, s, m, h or d: ban = \"10m\", or ban = \"0s\" for none";
-        TextError::at(text, format!("`ban` is {:?}; {example}", text.get_ref()))
-    })
+    match parse(text.get_ref()) {
+        Some(ban) if ban.as_millis() < u32::MAX.into() => Ok(ban),
+        Some(_) => Err(TextError::at(text, format!("`ban` is {:?}; it must be at most 49 days", text.get_ref()))),
+        None => {
+            let example = "write a number and ms, s, m, h or d: ban = \"10m\", or ban = \"0s\" for none";
+            Err(TextError::at(text, format!("`ban` is {:?}; {example}", text.get_ref())))
+        }
+    }
 }
 
 /// The largest number that any algorithm accepts.

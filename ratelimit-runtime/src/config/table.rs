@@ -55,14 +55,15 @@ impl OverrideTable {
             };
             check(&all)?;
             let known = before.by_prefix.get(&prefix);
+            let all = OverrideVersion::new(all, known.map(|known| &known.all));
             let mut of_keys = BTreeMap::new();
             for (key, settings) in keys {
-                let settings = settings.merged_over(&all);
+                let settings = settings.merged_over(&all.settings);
                 check(&settings)?;
-                let known = known.and_then(|known| known.keys.get(&key).or(Some(&known.all)));
-                of_keys.insert(key, OverrideVersion::new(settings, known));
+                // Settings of a new key that do not fit leave it those of all keys.
+                let known = known.and_then(|known| known.keys.get(&key)).unwrap_or(&all);
+                of_keys.insert(key, OverrideVersion::new(settings, Some(known)));
             }
-            let all = OverrideVersion::new(all, known.map(|known| &known.all));
             by_prefix.insert(prefix, RuleEntry { all, keys: of_keys });
         }
         let is_checked = before.is_checked.load(Ordering::Relaxed);
@@ -110,13 +111,13 @@ impl OverrideTable {
         applied
     }
 
-    /// The rule in force for a key in calls of the kind that was made first, with this entry of the file or an
-    /// earlier one, or with the entry of all keys. `None` if it is disabled.
-    pub(crate) fn apply_as_calls<'a>(&'a self, rule: &'a Rule, key: &Key) -> Option<Cow<'a, Rule>> {
-        let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(Cow::Borrowed(rule)) };
+    /// The rule for a key in calls of the kind that was made first, with this entry of the file or an earlier one, or
+    /// with the entry of all keys. Also if it is disabled: its counters are still there.
+    pub(crate) fn apply_as_calls<'a>(&'a self, rule: &'a Rule, key: &Key) -> Cow<'a, Rule> {
+        let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Cow::Borrowed(rule) };
         let version = version(entry, key);
         let kind = [version, &entry.all].into_iter().find_map(|version| version.kind_of_calls(rule));
-        version.latest_fitting(rule, kind.unwrap_or_default()).map(Cow::Owned)
+        Cow::Owned(version.rule_by_latest_fitting(rule, kind.unwrap_or_default()))
     }
 
     /// Reports unused prefixes when the trial is over. The clock is read in each of the first calls,
@@ -268,17 +269,22 @@ impl OverrideVersion {
     /// The rule of the code with the newest settings that fit it, or else as it is. `None` if it is
     /// disabled.
     pub(super) fn latest_fitting(&self, rule: &Rule, kind: CallKind) -> Option<Rule> {
+        if self.settings.enabled == Some(false) {
+            // If they do not fit, and the rule is enabled again, its earlier settings apply.
+            if self.settings.fault_with(rule, kind).is_none() {
+                self.note_fit(rule, kind);
+            }
+            return None;
+        }
+        Some(self.rule_by_latest_fitting(rule, kind))
+    }
+
+    /// [`Self::latest_fitting`], whether it is disabled or not.
+    fn rule_by_latest_fitting(&self, rule: &Rule, kind: CallKind) -> Rule {
         // Whether settings fit can only be seen together with the rule in the code.
         let Some(fault) = self.settings.fault_with(rule, kind) else {
-            if self.settings.enabled == Some(false) {
-                self.note_fit(rule, kind);
-                return None;
-            }
-            return Some(self.use_for(rule, rule, kind));
+            return self.use_for(rule, rule, kind);
         };
-        if self.settings.enabled == Some(false) {
-            return None; // but if it is enabled again, its earlier settings apply
-        }
         if !self.is_reported.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 rule = rule.prefix(),
@@ -292,10 +298,10 @@ impl OverrideVersion {
             let base = version.settings.to_rule(rule.prefix()).filter(|_| is_from_file).unwrap_or(*rule);
             if version.settings.fault_with(&base, kind).is_none() {
                 // Whether it is enabled, the newest settings say.
-                return Some(version.use_for(&base, rule, kind));
+                return version.use_for(&base, rule, kind);
             }
         }
-        Some(*rule)
+        *rule
     }
 
     /// Applies the settings to a rule, and records that they fit `code`.

@@ -28,7 +28,17 @@ fn errors_name_the_line_and_the_reason() {
         ),
         ("[rules.item]\n\ncount = 0", "line 3: `count` is 0; it must be at least 1"),
         ("[rules.item]\nttl = 5", "line 2: `ttl` has no unit; write unit = \"Seconds\", for example"),
-        ("[rules.item]\nunit = \"Days\"\nttl = 3651", "line 2: `ttl` is longer than 3,650 days"),
+        ("[rules.item]\nunit = \"Days\"\nttl = 3651", "line 3: `ttl` is 3651 Days; it must be at most 3,650 days"),
+        ("[rules.item]\nban = \"50d\"", "line 2: `ban` is \"50d\"; it must be at most 49 days"),
+        (
+            "[rules.item]\ncount = 1\non_store_error = { Wait = { max = 50, unit = \"Days\" } }",
+            "line 3: `max` is 50 Days; it must be at most 49 days",
+        ),
+        (
+            "[rules.item]\nshadow = true\nban = \"10m\"",
+            "line 1: invalid rule: a rule in shadow mode refuses nothing: leave `ban` or `shadow` out (whatever the code \
+             says)",
+        ),
         (
             "[rules.item]\nburst = 5",
             "line 2: `burst` is an option of TokenBucket; write algorithm = \"TokenBucket\" beside it",
@@ -95,7 +105,6 @@ fn errors_name_the_line_and_the_reason() {
             "[rules.item]\ncount = 9\nalgorithm = \"SlidingWindow\"\nbuckets = 1001",
             "line 1: invalid rule: `buckets` must be at most 1,000",
         ),
-        ("[rules.item]\nshadow = true\nban = \"10m\"", "line 1: invalid rule: a rule in shadow mode refuses nothing"),
     ] {
         assert!(wrong(text).starts_with(begins), "{text}: {}", wrong(text));
     }

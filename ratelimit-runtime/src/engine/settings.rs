@@ -77,14 +77,13 @@ impl CurrentRules {
         Some(Cow::Borrowed(rule))
     }
 
-    /// The rule as it applied to the calls for a key, or to an ordinary one if none was made. `None` if it is
-    /// skipped.
-    pub(crate) fn applied_as_calls<'a>(&'a self, rule: &'a Rule, key: &Key) -> Option<Cow<'a, Rule>> {
+    /// The rule as it applied to the calls for a key, or to an ordinary one if none was made. Also if it is skipped.
+    pub(crate) fn applied_as_calls<'a>(&'a self, rule: &'a Rule, key: &Key) -> Cow<'a, Rule> {
         #[cfg(feature = "config")]
         if let Some(table) = &self.table {
             return table.apply_as_calls(rule, key);
         }
-        Some(Cow::Borrowed(rule))
+        Cow::Borrowed(rule)
     }
 
     /// Whether the file may let calls of the rule wait for slots.

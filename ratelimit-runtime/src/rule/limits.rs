@@ -143,7 +143,7 @@ impl RuleFault {
                     ReadableDuration(period)
                 )
             }
-            Self::NoPrefix => self.words().to_owned(),
+            Self::NoPrefix | Self::BanInShadow | Self::BanWithPrefetch | Self::BanTooLong => self.words().to_owned(),
             Self::Period => format!("{}; it is {period:?}", self.words()),
             _ => format!("{}; it is {algorithm:?} over {}", self.words(), ReadableDuration(period)),
         }

@@ -655,6 +655,34 @@ async fn a_counter_is_peeked_at_and_banned_by_the_rule_of_its_calls() {
 }
 
 #[tokio::test]
+async fn a_rule_that_is_switched_off_is_reset_by_its_settings() {
+    let rule = Rule::new("item", 1, MINUTE);
+    let text = "[rules.item]\nunit = \"Hours\"\ncount = 1";
+    let rules = Rules::parse(text).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    limiter.acquire(&rule, 1).await.unwrap();
+    rules.replace(&format!("{text}\nenabled = false")).unwrap();
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 0);
+    limiter.reset(&rule, 1).await.unwrap();
+    rules.replace(text).unwrap();
+    limiter.acquire(&rule, 1).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_whose_settings_do_not_fit_has_those_of_all_keys() {
+    let of_vip = "[rules.item.keys.vip]\nalgorithm = \"LeakyBucket\"\nqueue = 5";
+    for before in ["[rules.other]\ncount = 100", "[rules.item]\ncount = 7"] {
+        let rules = Rules::parse(before).unwrap();
+        let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+        let other = Rule::new("other", 100, MINUTE);
+        let charges = [(&ITEM, Key::new("vip"), 1), (&other, Key::new("vip"), 1)];
+        limiter.acquire_all(&charges).await.unwrap();
+        rules.replace(&format!("[rules.item]\ncount = 5\n{of_vip}")).unwrap();
+        assert_eq!(limiter.acquire_all(&charges).await.unwrap().limit(), 5, "{before}");
+    }
+}
+
+#[tokio::test]
 async fn a_ban_is_by_the_rule_of_calls_before_a_change_of_the_file_and_of_other_keys() {
     let rule = Rule::new("item", 10, 60 * MINUTE).with_algorithm(Algorithm::SlidingLog);
     let text = "[rules.item]\nalgorithm = \"TokenBucket\"\n[rules.item.keys.2]\ncount = 9";

@@ -261,8 +261,8 @@ impl Model {
                 let holds = if said.fits(rule, *of) {
                     Some(said.clone())
                 } else {
-                    // A key that was not in the file had the settings of all keys.
-                    let known = before.get(&(section, at)).or_else(|| before.get(&((section.0, None), at)));
+                    // A key that was not in the file has the settings of all keys.
+                    let known = before.get(&(section, at)).or_else(|| self.in_force.get(&((section.0, None), at)));
                     known.cloned().flatten()
                 };
                 self.in_force.insert((section, at), holds);
