@@ -16,8 +16,6 @@ mod table;
 #[cfg(feature = "redis")]
 mod wire;
 
-#[cfg(feature = "config")]
-pub(crate) use self::table::position;
 pub(crate) use self::{
     contract::{Evaluation, MemoryState, Recovery, ban, charge, charge_fresh, evaluate},
     table::{CacheableDenials, Capabilities, HoldSupport, algorithms, capabilities, recovery},

@@ -100,15 +100,6 @@ macro_rules! dispatch {
             }
         }
 
-        /// The place of an algorithm in the table, from 0 on.
-        #[cfg(feature = "config")]
-        pub(crate) const fn position(algorithm: Algorithm) -> u32 {
-            enum Position { $($($algorithm,)+)+ }
-            match algorithm {
-                $($(Algorithm::$algorithm { .. } => Position::$algorithm as u32,)+)+
-            }
-        }
-
         #[cfg(feature = "redis")]
         const SCRIPTS: &[&[LuaScript]] = &[$(super::$module::$state::SCRIPTS),+];
 

@@ -7,7 +7,7 @@ use crate::{
     algorithm::{HoldSupport, capabilities},
     duration::ReadableDuration,
     rule::{
-        call_kind::CallKind,
+        call_kind::{CallCost, CallKind},
         limits::{MOST_BUCKETS, is_lease},
     },
 };
@@ -104,17 +104,21 @@ impl RuleOverride {
                 ReadableDuration(changed.period())
             )),
             () if before == after => None,
+            () if kind.cost == CallCost::Debt && !changed.decides_at_once() => Some(format!(
+                "calls that are charged without asking have no place in a {}; set another algorithm in the file",
+                can_after.name
+            )),
             () if rule.is_concurrent() => Some(
                 "a limit of concurrent calls cannot have another algorithm; remove `algorithm` from the file".into(),
             ),
-            () if kind.is_settled && can_before.holds == HoldSupport::Settled => {
+            () if kind.cost == CallCost::Settled && can_before.holds == HoldSupport::Settled => {
                 let needed = can_before.name;
                 Some(format!(
                     "the cost of these calls is held until it is settled, as the code says {needed}; the file says \
                      {after:?}; set algorithm = \"{needed}\", or remove it"
                 ))
             }
-            () if kind.is_settled && can_after.holds == HoldSupport::Never => Some(format!(
+            () if kind.cost == CallCost::Settled && can_after.holds == HoldSupport::Never => Some(format!(
                 "the cost of these calls is settled, and a {} has no cost to settle; set another algorithm in the file",
                 can_after.name
             )),

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     iter,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -18,7 +18,10 @@ use super::{
     parse::{RuleEntry, RulesText},
     rule_override::RuleOverride,
 };
-use crate::{Key, OnStoreError, Rule, SetupError, algorithm::position, rule::call_kind::CallKind};
+use crate::{
+    Key, OnStoreError, Rule, SetupError,
+    rule::{RuleId, call_kind::CallKind},
+};
 
 /// How long calls have to use a prefix, from the first call on.
 const TRIAL: Duration = Duration::from_secs(60);
@@ -179,8 +182,8 @@ fn version<'a>(entry: &'a RuleEntry<Arc<OverrideVersion>>, key: &Key) -> &'a Ove
 #[derive(Debug, Default)]
 pub(super) struct OverrideVersion {
     pub(super) settings: RuleOverride,
-    /// The kinds of calls that the settings fit, as far as tried: one bit each, see [`bit_of`].
-    fits: AtomicU32,
+    /// The calls that the settings fit, as far as tried: the rule of the code, and the kind of call.
+    fits: RwLock<Vec<(RuleId, CallKind)>>,
     /// The log has an error about these settings.
     is_reported: AtomicBool,
     /// The log has a warning that calls ignore their ban.
@@ -216,17 +219,20 @@ impl AppliedRule {
 
 /// The number of untried versions that are kept.
 const MAX_UNTRIED: usize = 8;
+/// The number of calls that a version remembers to fit. A program has few rules with one prefix.
+const MAX_CALLS: usize = 64;
 
 impl OverrideVersion {
     fn new(settings: RuleOverride, before: Option<&Arc<Self>>) -> Arc<Self> {
-        let (mut kept, mut known, mut untried) = (Vec::new(), 0, 0);
+        let (mut kept, mut known, mut untried) = (Vec::new(), Vec::new(), 0);
         for version in before.into_iter().flat_map(|before| iter::once(before).chain(&before.before)) {
-            let fits = version.fits.load(Ordering::Relaxed);
-            untried += usize::from(fits == 0);
-            if fits & !known != 0 || fits == 0 && untried <= MAX_UNTRIED {
+            let fits = version.fits();
+            untried += usize::from(fits.is_empty());
+            let is_latest_for_some = fits.iter().any(|call| !known.contains(call));
+            if is_latest_for_some || fits.is_empty() && untried <= MAX_UNTRIED {
                 kept.push(version.without_history());
             }
-            known |= fits;
+            known.extend_from_slice(&fits);
         }
         let first =
             before.and_then(|before| before.first.get().map(|first| (first.code, first.kind)).or(before.first_before));
@@ -235,14 +241,18 @@ impl OverrideVersion {
 
     /// A copy without earlier versions, which would otherwise accumulate.
     fn without_history(&self) -> Arc<Self> {
-        let (settings, fits) = (self.settings.clone(), self.fits.load(Ordering::Relaxed).into());
+        let (settings, fits) = (self.settings.clone(), self.fits().clone().into());
         Arc::new(Self { settings, fits, ..Self::default() })
+    }
+
+    fn fits(&self) -> RwLockReadGuard<'_, Vec<(RuleId, CallKind)>> {
+        self.fits.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a call has tried these settings, or earlier ones.
     fn is_used(&self) -> bool {
-        let was_tried = |version: &Arc<Self>| version.fits.load(Ordering::Relaxed) != 0;
-        let was_seen = self.fits.load(Ordering::Relaxed) != 0 || self.is_reported.load(Ordering::Relaxed);
+        let was_tried = |version: &Arc<Self>| !version.fits().is_empty();
+        let was_seen = !self.fits().is_empty() || self.is_reported.load(Ordering::Relaxed);
         was_seen || self.first.get().is_some() || self.before.iter().any(was_tried)
     }
 
@@ -322,15 +332,14 @@ impl OverrideVersion {
     }
 
     fn note_fit(&self, code: &Rule, kind: CallKind) {
-        let bit = bit_of(code, kind);
-        if self.fits.load(Ordering::Relaxed) & bit == 0 {
-            self.fits.fetch_or(bit, Ordering::Relaxed);
+        // Settings fit whether a call waits or not.
+        let call = (code.id(), CallKind { waits: false, ..kind });
+        let has_room = {
+            let fits = self.fits();
+            !fits.contains(&call) && fits.len() < MAX_CALLS
+        };
+        if has_room {
+            self.fits.write().unwrap_or_else(PoisonError::into_inner).push(call);
         }
     }
-}
-
-/// One bit for each kind of call that settings may or may not fit, including the algorithm in the code.
-/// There is room for 8 algorithms.
-fn bit_of(code: &Rule, kind: CallKind) -> u32 {
-    1 << (4 * position(code.algorithm()) + 2 * u32::from(kind.is_settled) + u32::from(kind.is_one_of_several))
 }

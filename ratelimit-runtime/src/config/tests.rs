@@ -263,6 +263,27 @@ fn few_versions_are_kept() {
     assert_eq!(holds(&table), (Some(right + 1), true), "untried, and yet the last one that fits");
 }
 
+/// Of two rules with one prefix, settings may fit one only. The other keeps its last ones, whatever changes.
+#[test]
+fn each_rule_of_a_prefix_keeps_its_last_settings() {
+    let (one, other) = (Rule::new("item", 100, Duration::from_secs(1)), Rule::new("item", 1000, MINUTE));
+    let change = |text: &str, before: &OverrideTable| {
+        OverrideTable::new(RulesText::parse(&format!("[rules.item]\ncount = 5{text}"), &[]).unwrap(), before).unwrap()
+    };
+    let holds = |table: &OverrideTable, rule: &Rule| {
+        table.by_prefix["item"].all.latest_fitting(rule, CallKind::default()).map(|rule| rule.count())
+    };
+    let mut table = change("", &OverrideTable::default());
+    assert_eq!([&one, &other].map(|rule| holds(&table, rule)), [Some(5); 2]);
+    for change_elsewhere in 0..12 {
+        // 1,000 ms are no multiple of 3 buckets.
+        let text =
+            format!("\nalgorithm = \"SlidingWindow\"\nbuckets = 3\n[rules.other]\ncount = {}", 1 + change_elsewhere);
+        table = change(&text, &table);
+        assert_eq!([&other, &one].map(|rule| holds(&table, rule)), [Some(5); 2]);
+    }
+}
+
 /// A version that fits one kind of call does not replace the last one that fits another.
 #[test]
 fn each_kind_of_call_keeps_its_last_settings() {

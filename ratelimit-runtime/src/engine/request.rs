@@ -17,7 +17,7 @@ use crate::{
     algorithm::{Capabilities, HoldSupport, capabilities},
     backend::MAX_AT_ONCE,
     observe,
-    rule::call_kind::CallKind,
+    rule::call_kind::{CallCost, CallKind},
     store::{BANS_NOTHING, Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
 };
 
@@ -102,6 +102,17 @@ pub(crate) enum CostKind {
     Reported,
     /// The elapsed milliseconds. Until the end the remaining quota is held, up to the cost.
     Elapsed,
+}
+
+impl CostKind {
+    /// The difference that the settings of a rules file may make.
+    pub(crate) fn of_call(self) -> CallCost {
+        match self {
+            Self::Fixed => CallCost::Fixed,
+            Self::Forced => CallCost::Debt,
+            Self::Reported | Self::Elapsed => CallCost::Settled,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -509,11 +520,14 @@ impl AppliedCharge {
 fn applied_rule(rules: &CurrentRules, request: &ChargeRequest, kind: CallKind, is_first: bool) -> Option<Rule> {
     let ChargeRequest { rule, key, cost_kind, .. } = request;
     let its_key = key.or_none();
-    let is_settled = matches!(cost_kind, CostKind::Reported | CostKind::Elapsed);
-    let rule = rules.applied(rule, its_key, CallKind { is_settled, ..kind })?.into_owned();
+    let cost = cost_kind.of_call();
+    let rule = rules.applied(rule, its_key, CallKind { cost, ..kind })?.into_owned();
     // The largest limit leaves room for a debt under the limit of other calls.
-    let is_debt = *cost_kind == CostKind::Forced && !rule.has_fault();
-    let rule = if is_debt { rule.with_largest_limit().with_ban(Duration::ZERO) } else { rule };
+    let rule = if cost == CallCost::Debt && !rule.has_fault() {
+        rule.with_largest_limit().with_ban(Duration::ZERO)
+    } else {
+        rule
+    };
     let refuses = matches!(key, RequestKey::Missing) || request.least() > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
         if is_first {

@@ -4,9 +4,20 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(not(feature = "config"), allow(dead_code))]
 pub(crate) struct CallKind {
-    /// The call settles its cost at the end.
-    pub(crate) is_settled: bool,
+    pub(crate) cost: CallCost,
     pub(crate) is_one_of_several: bool,
     /// The call may wait for the limit.
     pub(crate) waits: bool,
+}
+
+/// The cost of a call, as far as settings may not fit it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "config"), allow(dead_code))]
+pub(crate) enum CallCost {
+    #[default]
+    Fixed,
+    /// It is settled at the end.
+    Settled,
+    /// It is charged even if it does not fit.
+    Debt,
 }

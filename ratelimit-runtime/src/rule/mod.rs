@@ -72,7 +72,7 @@ impl RuleOptions {
 ///
 /// XXH3 with 128 bits, without a secret: an attacker who chooses prefixes could search for a
 /// collision. Prefixes must therefore be trusted.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RuleId(pub(crate) u64, pub(crate) u64);
 
 impl RuleId {

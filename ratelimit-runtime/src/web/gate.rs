@@ -192,7 +192,7 @@ impl Gate {
     /// The rule of a charge as it applies now. `None` if it is switched off.
     fn applied(&self, engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> Option<Rule> {
         let kind = CallKind {
-            is_settled: charge.cost_kind != CostKind::Fixed,
+            cost: charge.cost_kind.of_call(),
             is_one_of_several,
             waits: matches!(self.on_limit, OnLimit::Wait(_)),
         };

@@ -655,6 +655,13 @@ async fn a_counter_is_peeked_at_and_banned_by_the_rule_of_its_calls() {
 }
 
 #[tokio::test]
+async fn a_debt_is_charged_beside_settings_that_allow_none() {
+    let limiter = with("[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5").await;
+    limiter.charge(&ITEM, 1, 5).await.unwrap();
+    assert_eq!(limiter.peek(&ITEM, 1).await.unwrap().remaining(), 0);
+}
+
+#[tokio::test]
 async fn a_rule_that_is_switched_off_is_reset_by_its_settings() {
     let rule = Rule::new("item", 1, MINUTE);
     let text = "[rules.item]\nunit = \"Hours\"\ncount = 1";
