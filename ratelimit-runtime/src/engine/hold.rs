@@ -22,7 +22,7 @@ use crate::{
     clock::after,
     counter::CounterId,
     deadline, observe,
-    store::{Charge, Charges, StoreError},
+    store::{Charge, Charges, Reply, StoreError},
 };
 
 type EngineHold = renewals::HeldCharge<EngineRef>;
@@ -189,7 +189,7 @@ impl Holding {
         self.engine.settings().clock.now().saturating_sub(self.began_at)
     }
 
-    /// Settles. Returns the rule for error texts, if a background task does the work.
+    /// Settles. If the result is sent, now or by a background task, it returns the rule for error texts.
     fn finish(
         &mut self,
         used: UsedAmount,
@@ -197,11 +197,20 @@ impl Holding {
     ) -> Option<Rule> {
         match mem::replace(&mut self.state, HoldState::Settled) {
             HoldState::Local(charges) => {
+                let mut failed = None;
                 for charge in charges.iter() {
-                    drop(self.engine.settle(charge.clone(), used.of(charge), self.origin));
+                    let done = self.engine.settle(charge.clone(), used.of(charge), self.origin);
                     self.engine.queues().changed(&charge.counter);
+                    if let Reply::Ready(Err(error)) = done {
+                        observe::shielded(|| observe::not_settled(&charge.rule, &error));
+                        failed.get_or_insert((charge.rule, error)); // the others are settled all the same
+                    }
                 }
-                None
+                let (rule, error) = failed?;
+                if let Some(result) = result_sender {
+                    let _ = result.send(Err(error)); // nobody waits for it
+                }
+                Some(rule)
             }
             // After a fork, the parent settles.
             HoldState::Remote { process, held, .. }

@@ -321,11 +321,12 @@ impl Memory {
         let Charge { counter, rule, cost, hold, receipt, .. } = charge;
         match hold {
             None => shard.refund(counter.id(), rule, *cost, *receipt, now_us),
-            Some(hold) => self.settle_locked(shard, counter.id(), rule, hold, 0, now_us),
+            Some(hold) => self.settle_locked(shard, counter.id(), rule, hold, 0, now_us).unwrap_or(0),
         }
     }
 
-    /// Replaces a hold by a charge of the amount used. Returns the amount that was still held.
+    /// Replaces a hold by a charge of the amount used. Returns the amount that was still held. `Full` if the counter is
+    /// gone, and there is no room for another one.
     fn settle_locked(
         &self,
         shard: &mut MemoryShard,
@@ -334,12 +335,11 @@ impl Memory {
         hold: &Hold,
         used: u64,
         now_us: u64,
-    ) -> u64 {
+    ) -> Result<u64, Full> {
         let settle = |state: &mut dyn MemoryState| state.settle(rule, hold, used, now_us);
         match shard.update(id, rule, settle) {
-            // The amount used is not counted if there is no room for a counter.
-            None if used > 0 && !hold.is_retry => self.insert_new(shard, id, rule, now_us, settle).unwrap_or(0),
-            settled => settled.unwrap_or(0),
+            None if used > 0 && !hold.is_retry => self.insert_new(shard, id, rule, now_us, settle),
+            settled => Ok(settled.unwrap_or(0)),
         }
     }
 }
@@ -459,8 +459,8 @@ impl Store for Memory {
         let Some(hold) = hold else { return Reply::Ready(Ok(())) };
         let mut shard = self.shard(shard_of(&counter.id()));
         let now_us = shard.now_us(&self.clock);
-        self.settle_locked(&mut shard, counter.id(), rule, hold, used, now_us);
-        Reply::Ready(Ok(()))
+        let settled = self.settle_locked(&mut shard, counter.id(), rule, hold, used, now_us);
+        Reply::Ready(settled.map(drop).map_err(|Full| self.full()))
     }
 
     fn supports_bans(&self) -> bool {

@@ -386,3 +386,31 @@ fn threads_share_the_count_of_a_key_in_the_overflow() {
     });
     assert_eq!(admitted.into_inner(), 1_000);
 }
+
+/// The counter of the reservation has expired, and another one has its room.
+#[tokio::test]
+async fn a_settlement_without_room_is_an_error() {
+    let (limiter, clock) = holding(1, OnStoreError::Deny).await;
+    let rule = Rule::new("item", 10, SECOND);
+    let reserved = limiter.reserve(&rule, "a", 5).await.unwrap();
+    clock.advance(SECOND);
+    limiter.acquire(&rule, "b").await.unwrap();
+    assert_eq!(reserved.settle(9).await.unwrap_err().cause(), Cause::Unavailable);
+    // Less than reserved is a refund of nothing.
+    clock.advance(SECOND);
+    let reserved = limiter.reserve(&rule, "a", 5).await.unwrap();
+    clock.advance(SECOND);
+    limiter.acquire(&rule, "b").await.unwrap();
+    reserved.settle(3).await.unwrap();
+}
+
+/// A log whose counter was reset has lost the hold, and all that was used is charged anew.
+#[tokio::test]
+async fn a_settlement_of_a_log_that_was_reset_needs_room() {
+    let (limiter, _clock) = holding(1, OnStoreError::Deny).await;
+    let rule = Rule::new("item", 10, MINUTE).with_algorithm(Algorithm::SlidingLog);
+    let reserved = limiter.reserve(&rule, "a", 5).await.unwrap();
+    limiter.reset(&rule, "a").await.unwrap();
+    limiter.acquire(&rule, "b").await.unwrap();
+    assert_eq!(reserved.settle(9).await.unwrap_err().cause(), Cause::Unavailable);
+}
