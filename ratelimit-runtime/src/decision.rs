@@ -87,9 +87,14 @@ impl Decision {
     }
 
     /// The shortest wait after which this cost is granted, without other calls. `None` if it fits
-    /// now.
+    /// now. From [`Limiter::peek`](crate::Limiter::peek) also `None` for places, as it is unknown when one becomes free.
     pub fn retry_after(&self) -> Option<Duration> {
         wait_ms(self.retry_after_ms).map(Duration::from_millis)
+    }
+
+    /// The same, with an unknown wait.
+    pub(crate) fn without_retry(self) -> Self {
+        Self { retry_after_ms: u64::MAX, ..self }
     }
 
     /// Whether the counter is banned; see [`Rule::with_ban`](crate::Rule::with_ban) and

@@ -392,7 +392,9 @@ impl Limiter {
             let request = engine.within_deadline(store.decide(batch)).await.map(Batch::into_first);
             match request {
                 Ok(Some(Request { charges, outcome: Ok(_), .. })) => {
-                    Ok(charges.first().map_or(Decision::fresh(rule.limit()), |charge| charge.decision))
+                    let decision = charges.first().map_or(Decision::fresh(rule.limit()), |charge| charge.decision);
+                    // A place becomes free at an unknown time.
+                    Ok(if rule.is_concurrent() { decision.without_retry() } else { decision })
                 }
                 Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => Err(refusal(rule, error)),
                 Ok(None) => Err(refusal(rule, StoreError::no_answer())),

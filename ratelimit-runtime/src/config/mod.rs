@@ -98,14 +98,16 @@
 //!   the mistake and its line. At the start, it is a [`SetupError`].
 //! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
 //!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
-//!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
+//!   one of several rules of a call. (What a store of your own does not support, such as bans, is not noticed: calls
+//!   are refused as misconfigured.) The log has one `ERROR` that says what to change. The last settings that
 //!   fitted stay in effect, or else the code. `enabled` and `on_store_error` of the newest entry apply also if
 //!   other settings of it do not fit.
 //! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with a warning in the log: a
 //!   banned caller should not wait. Calls with a rule of [`Rules::rule`] are refused as misconfigured.
 //! - **Two limits of a function with one prefix** both get the settings. If these give them the same algorithm
 //!   and period, they become one limit, the lower of the two. With equal costs a call is charged once, otherwise
-//!   the costs add up. Give stacked limits different prefixes.
+//!   the costs add up. If one of different costs is settled later, the call is refused as misconfigured. Give
+//!   stacked limits different prefixes.
 //! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
 //!   warning with the prefixes that no call has used within a minute. A misspelt key below `keys` is not
 //!   noticed: any key may come.

@@ -23,6 +23,9 @@ use crate::{
     rule::{RuleId, call_kind::CallKind},
 };
 
+/// The environment variable whose settings go before those of a file.
+pub(super) const VARIABLE: &str = "RATELIMIT_RULES";
+
 /// How long calls have to use a prefix, from the first call on.
 const TRIAL: Duration = Duration::from_secs(60);
 
@@ -52,20 +55,23 @@ impl OverrideTable {
     pub(super) fn new(text: RulesText, before: &Self) -> Result<Self, SetupError> {
         let mut by_prefix = HashMap::default();
         for (prefix, RuleEntry { all, keys }) in text.by_prefix {
-            let check = |settings: &RuleOverride| match settings.own_fault() {
-                Some(fault) => Err(SetupError::new(format!("rules.{prefix}: invalid rule: {fault}"))),
+            let check = |settings: &RuleOverride, key: &str| match settings.own_fault() {
+                // The text was checked alone, and so was the variable.
+                Some(fault) => Err(SetupError::new(format!(
+                    "rules.{prefix}{key}: invalid rule, together with the variable {VARIABLE}: {fault}"
+                ))),
                 None => Ok(()),
             };
-            check(&all)?;
+            check(&all, "")?;
             let known = before.by_prefix.get(&prefix);
-            let all = OverrideVersion::new(all, known.map(|known| &known.all));
+            let all = OverrideVersion::new(all, None, known.map(|known| &known.all));
             let mut of_keys = BTreeMap::new();
             for (key, settings) in keys {
                 let settings = settings.merged_over(&all.settings);
-                check(&settings)?;
+                check(&settings, &format!(".keys.{:?}", String::from_utf8_lossy(&key)))?;
                 // Settings of a new key that do not fit leave it those of all keys.
                 let known = known.and_then(|known| known.keys.get(&key)).unwrap_or(&all);
-                of_keys.insert(key, OverrideVersion::new(settings, Some(known)));
+                of_keys.insert(key, OverrideVersion::new(settings, Some(&all), Some(known)));
             }
             by_prefix.insert(prefix, RuleEntry { all, keys: of_keys });
         }
@@ -182,6 +188,8 @@ fn version<'a>(entry: &'a RuleEntry<Arc<OverrideVersion>>, key: &Key) -> &'a Ove
 #[derive(Debug, Default)]
 pub(super) struct OverrideVersion {
     pub(super) settings: RuleOverride,
+    /// Of settings of a key: those of all keys, which are the rule of [`Rules::rule`](super::Rules::rule).
+    of_all: Option<Arc<Self>>,
     /// The calls that the settings fit, as far as tried: the rule of the code, and the kind of call.
     fits: RwLock<Vec<(RuleId, CallKind)>>,
     /// The log has an error about these settings.
@@ -223,7 +231,8 @@ const MAX_UNTRIED: usize = 8;
 const MAX_CALLS: usize = 64;
 
 impl OverrideVersion {
-    fn new(settings: RuleOverride, before: Option<&Arc<Self>>) -> Arc<Self> {
+    /// `of_all`: of settings of a key, those of all keys.
+    fn new(settings: RuleOverride, of_all: Option<&Arc<Self>>, before: Option<&Arc<Self>>) -> Arc<Self> {
         let (mut kept, mut known, mut untried) = (Vec::new(), Vec::new(), 0);
         for version in before.into_iter().flat_map(|before| iter::once(before).chain(&before.before)) {
             let fits = version.fits();
@@ -236,7 +245,7 @@ impl OverrideVersion {
         }
         let first =
             before.and_then(|before| before.first.get().map(|first| (first.code, first.kind)).or(before.first_before));
-        Arc::new(Self { settings, before: kept, first_before: first, ..Self::default() })
+        Arc::new(Self { settings, of_all: of_all.cloned(), before: kept, first_before: first, ..Self::default() })
     }
 
     /// A copy without earlier versions, which would otherwise accumulate.
@@ -303,7 +312,8 @@ impl OverrideVersion {
             );
         }
         // A rule that the file alone defines is its newest settings. Earlier ones defined another.
-        let is_from_file = self.settings.to_rule(rule.prefix()).as_ref() == Some(rule);
+        let of_all = self.of_all.as_ref().map_or(&self.settings, |all| &all.settings);
+        let is_from_file = of_all.to_rule(rule.prefix()).as_ref() == Some(rule);
         for version in &self.before {
             let base = version.settings.to_rule(rule.prefix()).filter(|_| is_from_file).unwrap_or(*rule);
             if version.settings.fault_with(&base, kind).is_none() {

@@ -195,7 +195,12 @@ fn settings_that_are_invalid_only_together_are_an_error() {
     let file = RulesText::parse("[rules.item]\ncount = 9\nunit = \"Days\"", &[]).unwrap();
     let environment = RulesText::parse_rules("item.count = 99_999_999_999").unwrap();
     let wrong = OverrideTable::new(environment.merged_over(file), &OverrideTable::default()).unwrap_err().to_string();
-    assert!(wrong.starts_with("rules.item: invalid rule: its count is 99999999999"), "{wrong}");
+    let begins = "rules.item: invalid rule, together with the variable RATELIMIT_RULES: its count is 99999999999";
+    assert!(wrong.starts_with(begins), "{wrong}");
+    let file = RulesText::parse("[rules.item.keys.vip]\nunit = \"Days\"", &[]).unwrap();
+    let environment = RulesText::parse_rules("item.count = 99_999_999_999").unwrap();
+    let wrong = OverrideTable::new(environment.merged_over(file), &OverrideTable::default()).unwrap_err().to_string();
+    assert!(wrong.starts_with("rules.item.keys.\"vip\": invalid rule, together"), "{wrong}");
 }
 
 /// Again and again, for many more rules than are found by their id: with settings, with settings of a key, switched

@@ -1,14 +1,14 @@
 //! Polls a file and applies its changes.
 
 use std::{
-    env, fs, io,
+    env, fs,
     path::{self, Path, PathBuf},
     sync::{Arc, Weak},
     thread,
     time::Duration,
 };
 
-use super::{current::Current, parse::RulesText};
+use super::{current::Current, parse::RulesText, table::VARIABLE};
 use crate::{SetupError, observe};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -17,8 +17,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const READS: u32 = 4;
 /// Equal reads in a row for a file without a final newline, whose last line may be incomplete.
 const READS_WITHOUT_NEWLINE: u32 = 11;
-
-const VARIABLE: &str = "RATELIMIT_RULES";
 
 pub(super) fn start(path: &Path, own_tables: &[&str]) -> Result<Arc<Current>, SetupError> {
     let wrong = |error: &dyn std::fmt::Display| SetupError::new(format!("{}: {error}", path.display()));
@@ -56,9 +54,9 @@ struct Watcher {
     processed: String,
     is_rejected: bool,
     /// The error of reading that the log has, until the file can be read again.
-    reported: Option<io::ErrorKind>,
+    reported: Option<String>,
     /// The last read, and the number of equal reads in a row.
-    last_read: Result<String, io::ErrorKind>,
+    last_read: Result<String, String>,
     reads: u32,
 }
 
@@ -68,7 +66,7 @@ impl Watcher {
         loop {
             thread::sleep(POLL_INTERVAL);
             let Some(rules) = self.rules.upgrade() else { return };
-            let now = fs::read_to_string(&self.path).map_err(|error| error.kind());
+            let now = fs::read_to_string(&self.path).map_err(|error| error.to_string());
             self.reads = if now == self.last_read { self.reads.saturating_add(1) } else { 1 };
             self.last_read = now;
             if self.reads < required_reads(&self.last_read) {
@@ -76,7 +74,7 @@ impl Watcher {
             }
             // A log subscriber may panic. Later changes are applied all the same.
             observe::shielded(|| self.take_in(&rules));
-            self.reported = self.last_read.as_ref().err().copied();
+            self.reported = self.last_read.as_ref().err().cloned();
             if let Ok(text) = &self.last_read {
                 self.processed.clone_from(text);
             }
@@ -99,7 +97,7 @@ impl Watcher {
                 }
             }
             Ok(_) if is_back => tracing::info!(%file, "the file of the rules can be read again, unchanged"),
-            Err(reason) if self.reported != Some(*reason) => {
+            Err(reason) if self.reported.as_ref() != Some(reason) => {
                 tracing::error!(%file, %reason, "cannot read the file of the rules; the rules stay as they were");
             }
             _ => {}
@@ -107,7 +105,7 @@ impl Watcher {
     }
 }
 
-fn required_reads(read: &Result<String, io::ErrorKind>) -> u32 {
+fn required_reads(read: &Result<String, String>) -> u32 {
     match read {
         Ok(text) if !text.ends_with('\n') => READS_WITHOUT_NEWLINE,
         _ => READS,

@@ -637,7 +637,26 @@ async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {
     assert!(errors[0].1.contains("set another algorithm in the file"), "{errors:?}");
 }
 
-/// A banned caller should not wait, so such calls would all be refused as misconfigured.
+/// The rule of the program is that of the file. A key has settings of its own, which do not fit either.
+#[tokio::test]
+async fn a_rule_of_the_file_keeps_its_last_settings_also_for_a_key() {
+    let text = |count, rest| {
+        format!(
+            "[rules.item]\nunit = \"Minutes\"\ncount = {count}\n{rest}\n[rules.item.keys]\nvip = {{ count = {count}0 }}"
+        )
+    };
+    let rules = Rules::parse(&text(3, "")).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    let other = Rule::new("other", 500, MINUTE);
+    let limit = async |key| {
+        let item = rules.rule("item").unwrap();
+        limiter.acquire_all(&[(&item, Key::new(key), 1), (&other, Key::new(key), 1)]).await.unwrap().limit()
+    };
+    assert_eq!((limit("alice").await, limit("vip").await), (3, 30));
+    rules.replace(&text(9, "algorithm = \"LeakyBucket\"\nqueue = 5")).unwrap();
+    assert_eq!((limit("alice").await, limit("vip").await), (3, 30));
+}
+
 /// The file's algorithm does not fit calls whose cost is held, so they stay with the one in the code.
 #[tokio::test]
 async fn a_counter_is_peeked_at_and_banned_by_the_rule_of_its_calls() {

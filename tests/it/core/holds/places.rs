@@ -25,6 +25,8 @@ async fn a_concurrency_limit_holds_at_most_its_count() {
         let refused = exceeded(limiter.acquire(&PLACES, key).await);
         assert_eq!((refused.rule(), refused.limit(), refused.retry_after()), ("place", 2, None), "{}", timed.name());
         assert_eq!(refused.to_string(), "`place` is limited to 2 at once");
+        let seen = limiter.peek(&PLACES, key).await.unwrap();
+        assert_eq!((seen.remaining(), seen.retry_after()), (0, None));
         assert!(one.is_held() && two.is_held());
         assert_eq!(remaining(limiter, &PLACES, fresh_key()).await, 2);
         for _ in 0..10 {
