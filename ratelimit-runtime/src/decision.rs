@@ -87,7 +87,8 @@ impl Decision {
     }
 
     /// The shortest wait after which this cost is granted, without other calls. `None` if it fits
-    /// now. From [`Limiter::peek`](crate::Limiter::peek) also `None` for places, as it is unknown when one becomes free.
+    /// now. From [`Limiter::peek`](crate::Limiter::peek) also `None` for places, as it is unknown when one becomes
+    /// free.
     pub fn retry_after(&self) -> Option<Duration> {
         wait_ms(self.retry_after_ms).map(Duration::from_millis)
     }

@@ -224,8 +224,9 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// - [`RequestPerMinute`] if a rule refuses. It names the rule with the longest wait; one that only waits for
-    ///   others to release what they hold comes last, as its wait is unknown. No rule is charged. The exception is [`Cause::Unavailable`](crate::Cause::Unavailable), after
+    /// - [`RequestPerMinute`] if a rule refuses. It names the rule with the longest wait; one that only waits
+    ///   for others to release what they hold comes last, as its wait is unknown. No rule is charged. The exception
+    ///   is [`Cause::Unavailable`](crate::Cause::Unavailable), after
     ///   which some rules may have been charged.
     /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one of several rules is a
     ///   [`LeakyBucket`](crate::Algorithm::LeakyBucket) or has a [prefetch](Rule::with_prefetch). These can't
