@@ -222,7 +222,8 @@ use crate::kind::AttributeKind;
 ///   charged `max`. So is a call that panics or is dropped, which has no outcome.
 /// - `Settled` fits all algorithms but `LeakyBucket`. A `SlidingLog` holds `max`, and the actual use
 ///   counts from the end of the call. The others charge `max` when the call begins, and refund the rest
-///   to the same window when it ends. The actual use counts from the start of the call.
+///   to the same window when it ends. The actual use counts from the start of the call, an excess over `max`
+///   from its end.
 /// - With `on_limit = Wait(max = "5s")`, a `Settled` call also waits for running calls to end. If its turn
 ///   would come after `max` and no call runs, a `SlidingLog` refuses it at once. The other algorithms do not
 ///   know the running calls, so they refuse it after `max`.
