@@ -97,12 +97,17 @@ impl Clock {
     pub(crate) async fn sleep_until(&self, time: Duration) {
         match &self.0 {
             TimeSource::System(_) | TimeSource::Tokio { .. } => {
-                let is_on_runtime = wait_until(after(time.saturating_sub(self.now()))).await;
-                assert!(is_on_runtime, "a call that waits has to be polled on a tokio runtime");
+                sleep(time.saturating_sub(self.now())).await;
             }
             TimeSource::Manual(manual) => manual.wait_for(time).await,
         }
     }
+}
+
+/// Sleeps for this time, on whichever runtime the future is polled. It panics without one.
+pub(crate) async fn sleep(length: Duration) {
+    let is_on_runtime = wait_until(after(length)).await;
+    assert!(is_on_runtime, "a call that waits has to be polled on a tokio runtime");
 }
 
 /// The instant after this time, at most 100 years ahead.

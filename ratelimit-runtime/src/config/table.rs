@@ -18,10 +18,7 @@ use super::{
     parse::{RuleEntry, RulesText},
     rule_override::RuleOverride,
 };
-use crate::{
-    Key, OnStoreError, Rule, SetupError,
-    rule::{RuleId, call_kind::CallKind},
-};
+use crate::{Key, OnStoreError, Rule, SetupError, rule::call_kind::CallKind};
 
 /// The environment variable whose settings go before those of a file.
 pub(super) const VARIABLE: &str = "RATELIMIT_RULES";
@@ -190,8 +187,9 @@ pub(super) struct OverrideVersion {
     pub(super) settings: RuleOverride,
     /// Of settings of a key: those of all keys, which are the rule of [`Rules::rule`](super::Rules::rule).
     of_all: Option<Arc<Self>>,
-    /// The calls that the settings fit, as far as tried: the rule of the code, and the kind of call.
-    fits: RwLock<Vec<(RuleId, CallKind)>>,
+    /// The calls that the settings fit, as far as tried: the rule of the code, whatever its count, and the kind of
+    /// call.
+    fits: RwLock<Vec<(Rule, CallKind)>>,
     /// The log has an error about these settings.
     is_reported: AtomicBool,
     /// The log has a warning that calls ignore their ban.
@@ -227,6 +225,8 @@ impl AppliedRule {
 
 /// The number of untried versions that are kept.
 const MAX_UNTRIED: usize = 8;
+/// The number of versions that are kept. More than a few have fitted only calls that are made no more.
+const MAX_KEPT: usize = 32;
 /// The number of calls that a version remembers to fit. A program has few rules with one prefix.
 const MAX_CALLS: usize = 64;
 
@@ -235,13 +235,13 @@ impl OverrideVersion {
     fn new(settings: RuleOverride, of_all: Option<&Arc<Self>>, before: Option<&Arc<Self>>) -> Arc<Self> {
         let (mut kept, mut known, mut untried) = (Vec::new(), Vec::new(), 0);
         for version in before.into_iter().flat_map(|before| iter::once(before).chain(&before.before)) {
-            let fits = version.fits();
+            let fits = version.fits().clone(); // a lock that is held twice may wait for ever
             untried += usize::from(fits.is_empty());
-            let is_latest_for_some = fits.iter().any(|call| !known.contains(call));
+            let is_latest_for_some = kept.len() < MAX_KEPT && fits.iter().any(|call| !known.contains(call));
             if is_latest_for_some || fits.is_empty() && untried <= MAX_UNTRIED {
                 kept.push(version.without_history());
             }
-            known.extend_from_slice(&fits);
+            known.extend(fits);
         }
         let first =
             before.and_then(|before| before.first.get().map(|first| (first.code, first.kind)).or(before.first_before));
@@ -254,7 +254,7 @@ impl OverrideVersion {
         Arc::new(Self { settings, fits, ..Self::default() })
     }
 
-    fn fits(&self) -> RwLockReadGuard<'_, Vec<(RuleId, CallKind)>> {
+    fn fits(&self) -> RwLockReadGuard<'_, Vec<(Rule, CallKind)>> {
         self.fits.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -343,13 +343,14 @@ impl OverrideVersion {
 
     fn note_fit(&self, code: &Rule, kind: CallKind) {
         // Settings fit whether a call waits or not.
-        let call = (code.id(), CallKind { waits: false, ..kind });
-        let has_room = {
-            let fits = self.fits();
-            !fits.contains(&call) && fits.len() < MAX_CALLS
-        };
-        if has_room {
-            self.fits.write().unwrap_or_else(PoisonError::into_inner).push(call);
+        let call = (code.with_count(1), CallKind { waits: false, ..kind });
+        let is_news = |fits: &[_]| !fits.contains(&call) && fits.len() < MAX_CALLS;
+        if !is_news(&self.fits()) {
+            return;
+        }
+        let mut fits = self.fits.write().unwrap_or_else(PoisonError::into_inner);
+        if is_news(&fits) {
+            fits.push(call);
         }
     }
 }

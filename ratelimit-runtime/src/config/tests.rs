@@ -289,6 +289,57 @@ fn each_rule_of_a_prefix_keeps_its_last_settings() {
     }
 }
 
+/// Of two rules with one counter, too: only one of them can have a ban.
+#[test]
+fn each_rule_of_a_counter_keeps_its_last_settings() {
+    let other = Rule::new("item", 100, MINUTE);
+    let one = other.with_prefetch(10);
+    let change = |text: &str, before: &OverrideTable| {
+        OverrideTable::new(RulesText::parse(&format!("[rules.item]\ncount = 5{text}"), &[]).unwrap(), before).unwrap()
+    };
+    let mut table = change("", &OverrideTable::default());
+    for text in ["", "\nban = \"10m\"", "\nban = \"10m\"\n[rules.other]\ncount = 1"] {
+        table = change(text, &table);
+        for rule in [&other, &one] {
+            let fitting = table.by_prefix["item"].all.latest_fitting(rule, CallKind::default());
+            assert_eq!(fitting.map(|rule| rule.count()), Some(5), "{text}");
+        }
+    }
+}
+
+/// A rule that the file defines has ever new periods.
+#[test]
+fn versions_are_bounded() {
+    let mut table = OverrideTable::default();
+    for minutes in 1..200 {
+        let text = format!("[rules.item]\ncount = 5\nttl = {minutes}\nunit = \"Minutes\"");
+        table = OverrideTable::new(RulesText::parse(&text, &[]).unwrap(), &table).unwrap();
+        let all = &table.by_prefix["item"].all;
+        all.latest_fitting(&all.settings.to_rule("item").unwrap(), CallKind::default());
+    }
+    assert!(table.by_prefix["item"].all.before.len() <= 40, "{}", table.by_prefix["item"].all.before.len());
+}
+
+/// A change of the file while calls of ever new rules are made.
+#[test]
+fn a_version_is_copied_while_calls_note_that_it_fits() {
+    for _ in 0..200 {
+        let text = || RulesText::parse("[rules.item]\ncount = 5", &[]).unwrap();
+        let table = OverrideTable::new(text(), &OverrideTable::default()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for minutes in 1..60 {
+                    let rule = Rule::new("item", 1, minutes * MINUTE);
+                    table.by_prefix["item"].all.latest_fitting(&rule, CallKind::default());
+                }
+            });
+            for _ in 0..20 {
+                OverrideTable::new(text(), &table).unwrap();
+            }
+        });
+    }
+}
+
 /// A version that fits one kind of call does not replace the last one that fits another.
 #[test]
 fn each_kind_of_call_keeps_its_last_settings() {

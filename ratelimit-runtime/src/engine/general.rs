@@ -61,6 +61,11 @@ impl AcquireRequest {
     fn start_unnamed(mut self) -> Result<AcquireResult, BoxedAcquire> {
         self.apply_rules(true); // first: a rule of the file may let a call wait that takes all of it
         self.wait_ticket = self.take_wait_ticket();
+        self.queue_or_send()
+    }
+
+    /// Decides the call by its rules as they are applied, behind callers who wait.
+    pub(super) fn queue_or_send(mut self) -> Result<AcquireResult, BoxedAcquire> {
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),

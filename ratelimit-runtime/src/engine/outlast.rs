@@ -15,7 +15,7 @@ use super::{
     wait::rules_changed,
 };
 use crate::{
-    clock::{after, wait_until},
+    clock::sleep,
     duration::part_of,
     store::{Charge, StoreError},
 };
@@ -56,7 +56,7 @@ impl AcquireRequest {
                 pending::<()>().await;
             }
             is_last = pause >= left;
-            wait_until(after(if is_last { part_of(left) } else { pause })).await;
+            sleep(if is_last { part_of(left) } else { pause }).await;
         };
         let returns = tokio::select! {
             biased;

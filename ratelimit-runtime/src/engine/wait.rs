@@ -17,13 +17,12 @@ use super::{
     queue::{QueuePosition, StoreAnswer, Turn},
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
-    settings::EngineSettings,
 };
 use crate::{
     Decision, RequestPerMinute, Rule,
-    clock::after,
     counter::CounterId,
     observe::WaitTimer,
+    rule::RuleId,
     store::{Charges, StoreError},
 };
 
@@ -71,32 +70,32 @@ impl AcquireRequest {
     /// Waits for the slot of a permit. If the rules file takes the rule away meanwhile, or gives it another counter,
     /// the slot is given back and the call is decided anew.
     async fn sleep_until(mut self, run_at: Duration, mut pending: RefundOnDrop) -> AcquireResult {
-        let engine = self.engine.clone();
-        let EngineSettings { clock, deadline, .. } = engine.settings();
-        let counters = self.enforced_counters();
+        let (engine, rules) = (self.engine.clone(), self.rule_ids());
+        self.outage_wait = None; // a later outage has a wait of its own
         loop {
             tokio::select! {
                 biased;
-                () = clock.sleep_until(run_at) => break,
+                () = engine.settings().clock.sleep_until(run_at) => break,
                 () = rules_changed(&mut self.rule_changes) => {}
             }
             self.apply_rules(false);
-            let now = self.enforced_counters();
-            if now.is_some() && now != counters {
+            if self.rule_ids() != rules {
                 drop(pending);
-                return match self.start_again(after(*deadline)) {
+                return match self.queue_or_send() {
                     Ok(answer) => answer,
                     Err(pending) => pending.await,
                 };
+            }
+            if self.charges.iter().filter_map(|charge| charge.rule).all(|rule| rule.is_shadow()) {
+                break;
             }
         }
         pending.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }
 
-    /// The counters that may refuse the call. `None` if its rules are invalid.
-    fn enforced_counters(&self) -> Option<SmallVec<[CounterId; 1]>> {
-        let charges = self.charges().ok()?;
-        Some(charges.iter().filter(|charge| !charge.rule.is_shadow()).map(|charge| charge.counter.id()).collect())
+    /// The rules that apply, by what makes their counters others.
+    fn rule_ids(&self) -> SmallVec<[RuleId; 1]> {
+        self.charges.iter().filter_map(|charge| charge.rule).map(|rule| rule.id()).collect()
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {

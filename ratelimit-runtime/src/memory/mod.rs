@@ -338,7 +338,9 @@ impl Memory {
     ) -> Result<u64, Full> {
         let settle = |state: &mut dyn MemoryState| state.settle(rule, hold, used, now_us);
         match shard.update(id, rule, settle) {
-            None if used > 0 && !hold.is_retry => self.insert_new(shard, id, rule, now_us, settle),
+            None if used > 0 && !hold.is_retry && !rule.is_concurrent() => {
+                self.insert_new(shard, id, rule, now_us, settle)
+            }
             settled => Ok(settled.unwrap_or(0)),
         }
     }

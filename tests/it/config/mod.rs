@@ -11,8 +11,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::config::Rules;
+use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
 use ratelimit_runtime::{
-    Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
+    Algorithm, Cause, CounterName, Decision, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, Store,
+    limit_request_per_time,
 };
 use tempfile::TempDir;
 
@@ -464,7 +466,7 @@ async fn a_change_of_the_file_reaches_callers_who_wait_for_a_slot() {
     for url in ["memory://", &server.url()] {
         for (change, seconds) in [
             ("enabled = false", 0),
-            ("shadow = true\nalgorithm = \"LeakyBucket\"\nqueue = 5", 0),
+            ("shadow = true\ncount = 1\nunit = \"Days\"\nalgorithm = \"LeakyBucket\"\nqueue = 5", 0),
             ("count = 5\nunit = \"Days\"", 0), // a `FixedWindow`, as in the code
             ("unit = \"Seconds\"\nalgorithm = \"LeakyBucket\"\nqueue = 5", 3),
             // The same counter: the slots stay.
@@ -478,6 +480,7 @@ async fn a_change_of_the_file_reaches_callers_who_wait_for_a_slot() {
             limiter.acquire(&ITEM, key).await.unwrap();
             let waiting: Vec<_> = (0..3).map(|_| tokio::spawn(limiter.acquire(&ITEM, key))).collect();
             crate::support::settle().await;
+            let before = limiter.peek(&ITEM, key).await.unwrap();
             rules.replace(&format!("[rules.item]\n{change}")).unwrap();
             if seconds > 0 && url != "memory://" {
                 continue; // the clock would have to be advanced after the reply
@@ -488,8 +491,49 @@ async fn a_change_of_the_file_reaches_callers_who_wait_for_a_slot() {
             for waiting in waiting {
                 crate::support::ends(waiting).await.unwrap().unwrap_or_else(|refused| panic!("{change}: {refused}"));
             }
+            if change.starts_with("shadow") && url == "memory://" {
+                // Each slot was charged once.
+                rules.replace(&format!("{days}\nshadow = false")).unwrap();
+                assert_eq!(limiter.peek(&ITEM, key).await.unwrap(), before, "{change}");
+            }
         }
     }
+}
+
+/// A store with slots that come in a day. It must not be asked about a call without a rule.
+#[derive(Debug)]
+struct Tomorrow;
+
+impl Store for Tomorrow {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        for request in batch.iter_mut() {
+            assert!(!request.charges.is_empty());
+            for charge in request.charges.iter_mut() {
+                charge.decision = Decision::new(5, 1, MINUTE, None);
+                charge.slot_delay = Duration::from_secs(86_400);
+            }
+            request.outcome = Ok(true);
+        }
+        Reply::Ready(batch)
+    }
+
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        Reply::Ready(Ok(1))
+    }
+
+    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn the_store_is_not_asked_when_the_rule_of_a_waiting_call_is_switched_off() {
+    let rules = Rules::parse("[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5").unwrap();
+    let builder = Limiter::builder("memory://").clock(ManualClock::new()).rules(rules.clone());
+    let waiting = tokio::spawn(builder.over(Tomorrow).unwrap().acquire(&ITEM, 1));
+    crate::support::settle().await;
+    rules.replace("[rules.item]\nenabled = false").unwrap();
+    crate::support::ends(waiting).await.unwrap().unwrap();
 }
 
 /// Another period is another counter. Callers who wait go there one by one, in their order.
