@@ -47,7 +47,7 @@ use crate::{
 /// assert_eq!(limiter.peek(&TOKENS, "alice").await?.remaining(), 8_766);
 /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
 /// ```
-#[must_use = "a reservation that is dropped is charged in full"]
+#[must_use = "a reservation that is dropped is charged what was recorded, or in full"]
 pub struct Reservation {
     /// `None` if nothing had to be reserved.
     holding: Option<Holding>,

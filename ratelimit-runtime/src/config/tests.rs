@@ -297,7 +297,7 @@ fn each_rule_of_a_counter_keeps_its_last_settings() {
     let change = |text: &str, before: &OverrideTable| {
         OverrideTable::new(RulesText::parse(&format!("[rules.item]\ncount = 5{text}"), &[]).unwrap(), before).unwrap()
     };
-    let mut table = change("", &OverrideTable::default());
+    let mut table = OverrideTable::default();
     for text in ["", "\nban = \"10m\"", "\nban = \"10m\"\n[rules.other]\ncount = 1"] {
         table = change(text, &table);
         for rule in [&other, &one] {
@@ -318,26 +318,6 @@ fn versions_are_bounded() {
         all.latest_fitting(&all.settings.to_rule("item").unwrap(), CallKind::default());
     }
     assert!(table.by_prefix["item"].all.before.len() <= 40, "{}", table.by_prefix["item"].all.before.len());
-}
-
-/// A change of the file while calls of ever new rules are made.
-#[test]
-fn a_version_is_copied_while_calls_note_that_it_fits() {
-    for _ in 0..200 {
-        let text = || RulesText::parse("[rules.item]\ncount = 5", &[]).unwrap();
-        let table = OverrideTable::new(text(), &OverrideTable::default()).unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for minutes in 1..60 {
-                    let rule = Rule::new("item", 1, minutes * MINUTE);
-                    table.by_prefix["item"].all.latest_fitting(&rule, CallKind::default());
-                }
-            });
-            for _ in 0..20 {
-                OverrideTable::new(text(), &table).unwrap();
-            }
-        });
-    }
 }
 
 /// A version that fits one kind of call does not replace the last one that fits another.

@@ -404,17 +404,6 @@ async fn a_settlement_without_room_is_an_error() {
     reserved.settle(3).await.unwrap();
 }
 
-/// A place has nothing to charge, so it needs no room.
-#[tokio::test]
-async fn a_place_of_a_counter_that_was_reset_is_settled_without_room() {
-    let (limiter, _clock) = holding(1, OnStoreError::Deny).await;
-    let places = Rule::new("place", 2, MINUTE).with_algorithm(Algorithm::Concurrent);
-    let permit = limiter.acquire_within(&places, "a", MINUTE).await.unwrap();
-    limiter.reset(&places, "a").await.unwrap();
-    limiter.acquire(&Rule::new("item", 10, MINUTE), "b").await.unwrap();
-    permit.settle(1).await.unwrap();
-}
-
 /// A log whose counter was reset has lost the hold, and all that was used is charged anew.
 #[tokio::test]
 async fn a_settlement_of_a_log_that_was_reset_needs_room() {
