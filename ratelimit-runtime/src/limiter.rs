@@ -119,8 +119,8 @@ impl Limiter {
 
     /// Charges a cost to the rule's counter for this key.
     ///
-    /// The cost is in the units of the rule's count. A cost of 0 is always admitted, but for a ban, and charges
-    /// nothing. Errors, cancellation and panics are as for [`Limiter::acquire`].
+    /// The cost is in the units of the rule's count. A cost of 0 is admitted whatever the counter holds, but
+    /// for a ban, and charges nothing. Errors, cancellation and panics are as for [`Limiter::acquire`].
     #[inline]
     pub fn acquire_n<K: RateKey>(
         &self,
