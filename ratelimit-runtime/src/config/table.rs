@@ -187,8 +187,8 @@ pub(super) struct OverrideVersion {
     pub(super) settings: RuleOverride,
     /// Of settings of a key: those of all keys, which are the rule of [`Rules::rule`](super::Rules::rule).
     of_all: Option<Arc<Self>>,
-    /// The calls that the settings fit, as far as tried: the rule of the code, whatever its count, and the kind of
-    /// call.
+    /// The calls that the settings fit, as far as tried: the rule of the code without its count and burst, which may
+    /// change with each call, and the kind of call.
     fits: RwLock<Vec<(Rule, CallKind)>>,
     /// The log has an error about these settings.
     is_reported: AtomicBool,
@@ -225,7 +225,7 @@ impl AppliedRule {
 
 /// The number of untried versions that are kept.
 const MAX_UNTRIED: usize = 8;
-/// The number of versions that are kept. More than a few have fitted only calls that are made no more.
+/// The number of versions that are kept, the newest ones: a rule that the file defines may fit another one each time.
 const MAX_KEPT: usize = 32;
 /// The number of calls that a version remembers to fit. A program has few rules with one prefix.
 const MAX_CALLS: usize = 64;
@@ -343,8 +343,8 @@ impl OverrideVersion {
 
     fn note_fit(&self, code: &Rule, kind: CallKind) {
         // Settings fit whether a call waits or not.
-        let call = (code.with_count(1), CallKind { waits: false, ..kind });
-        let is_news = |fits: &[_]| !fits.contains(&call) && fits.len() < MAX_CALLS;
+        let call = (code.with_count(1).sized_by_count(), CallKind { waits: false, ..kind });
+        let is_news = |fits: &[_]| fits.len() < MAX_CALLS && !fits.contains(&call);
         if !is_news(&self.fits()) {
             return;
         }

@@ -307,6 +307,27 @@ fn each_rule_of_a_counter_keeps_its_last_settings() {
     }
 }
 
+/// The count and the burst of a rule may be computed for each call.
+#[test]
+fn a_rule_with_changing_counts_leaves_room_for_others() {
+    let other = Rule::new("item", 1000, Duration::from_secs(1));
+    let bucket = |count| {
+        Rule::new("item", count, MINUTE).with_algorithm(Algorithm::TokenBucket { burst: count, refill: Refill::Greedy })
+    };
+    let mut table = OverrideTable::default();
+    for text in ["", "\nalgorithm = \"SlidingWindow\"\nbuckets = 3", "\nalgorithm = \"SlidingWindow\"\nbuckets = 30"] {
+        // 1,000 ms are no multiple of 3 or 30 buckets.
+        table =
+            OverrideTable::new(RulesText::parse(&format!("[rules.item]\nshadow = true{text}"), &[]).unwrap(), &table)
+                .unwrap();
+        let all = &table.by_prefix["item"].all;
+        for count in 1..=100 {
+            all.latest_fitting(&bucket(count), CallKind::default());
+        }
+        assert!(all.latest_fitting(&other, CallKind::default()).is_some_and(|rule| rule.is_shadow()), "{text}");
+    }
+}
+
 /// A rule that the file defines has ever new periods.
 #[test]
 fn versions_are_bounded() {

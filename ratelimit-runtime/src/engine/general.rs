@@ -70,9 +70,6 @@ impl AcquireRequest {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
         };
-        if self.engine.store().is_none() || charges.is_empty() {
-            return Ok(Ok(Permit::free(uncounted_decision(&charges))));
-        }
         if let Some(ticket) = &mut self.wait_ticket {
             if let Some(counter) = self.engine.queues().waited_for(&charges, ticket.id) {
                 return Err(Box::pin(self.wait(charges, Some(counter), None)));
@@ -95,7 +92,9 @@ impl AcquireRequest {
     /// Asks the store. The result if it decides at once, otherwise the future that awaits it until `end`: the
     /// deadline, from now on, if that is `None`.
     fn send(self, charges: Charges, end: Option<Instant>) -> Result<AcquireResult, BoxedAcquire> {
-        let Some(store) = self.engine.store() else { return Ok(Ok(Permit::free(uncounted_decision(&charges)))) };
+        let Some(store) = self.engine.store().filter(|_| !charges.is_empty()) else {
+            return Ok(Ok(Permit::free(uncounted_decision(&charges))));
+        };
         let settlements = self.engine.settlements();
         if charges.iter().any(|charge| settlements.has(charge.counter.id())) {
             return Err(Box::pin(async move {

@@ -68,7 +68,8 @@ impl AcquireRequest {
     }
 
     /// Waits for the slot of a permit. If the rules file takes the rule away meanwhile, or gives it another counter,
-    /// the slot is given back and the call is decided anew.
+    /// the slot is given back and the call is decided anew. With rules that are invalid now, it keeps the slot. In
+    /// shadow mode it need not wait for it.
     async fn sleep_until(mut self, run_at: Duration, mut pending: RefundOnDrop) -> AcquireResult {
         let (engine, rules) = (self.engine.clone(), self.rule_ids());
         self.outage_wait = None; // a later outage has a wait of its own
@@ -79,7 +80,7 @@ impl AcquireRequest {
                 () = rules_changed(&mut self.rule_changes) => {}
             }
             self.apply_rules(false);
-            if self.rule_ids() != rules {
+            if self.rule_ids() != rules && self.charges().is_ok() {
                 drop(pending);
                 return match self.queue_or_send() {
                     Ok(answer) => answer,
@@ -93,9 +94,9 @@ impl AcquireRequest {
         pending.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }
 
-    /// The rules that apply, by what makes their counters others.
-    fn rule_ids(&self) -> SmallVec<[RuleId; 1]> {
-        self.charges.iter().filter_map(|charge| charge.rule).map(|rule| rule.id()).collect()
+    /// The rule that applies to each charge, by what makes its counter another one.
+    fn rule_ids(&self) -> SmallVec<[Option<RuleId>; 1]> {
+        self.charges.iter().map(|charge| charge.rule.map(|rule| rule.id())).collect()
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {

@@ -536,6 +536,25 @@ async fn the_store_is_not_asked_when_the_rule_of_a_waiting_call_is_switched_off(
     crate::support::ends(waiting).await.unwrap().unwrap();
 }
 
+/// A rule with slots stands alone, so the other one has to be switched off.
+#[tokio::test]
+async fn a_slot_is_kept_beside_a_rule_that_is_switched_on() {
+    let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.other]\nenabled = false").unwrap());
+    let builder = Limiter::builder("memory://").clock(clock.clone()).rules(rules.clone());
+    let limiter = builder.build().await.unwrap();
+    let slots = Rule::new("slots", 1, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 5 });
+    let other = Rule::new("other", 9, MINUTE);
+    let both = [(&slots, Key::new(1), 1), (&other, Key::new(1), 1)];
+    limiter.acquire_all(&both).await.unwrap();
+    let waiting = tokio::spawn(limiter.acquire_all(&both));
+    settle().await;
+    rules.replace("[rules.item]\ncount = 1").unwrap();
+    settle().await;
+    assert!(!waiting.is_finished());
+    clock.advance(MINUTE);
+    ends(waiting).await.unwrap().unwrap();
+}
+
 /// Another period is another counter. Callers who wait go there one by one, in their order.
 #[tokio::test]
 async fn waiting_callers_keep_their_order_if_the_period_changes() {
