@@ -477,6 +477,8 @@ pub(crate) fn bind(pat: &Pat, names: &mut Vec<Ident>) {
         | Pat::TupleStruct(PatTupleStruct { elems, .. })
         | Pat::Slice(PatSlice { elems, .. }) => elems.iter().for_each(|pat| bind(pat, names)),
         Pat::Struct(pat) => pat.fields.iter().for_each(|field| bind(&field.pat, names)),
+        // Each case binds the same names.
+        Pat::Or(pat) => pat.cases.first().into_iter().for_each(|pat| bind(pat, names)),
         _ => {}
     }
 }

@@ -457,9 +457,16 @@ fn call_on(runtime: &RuntimePath, name: &str, expr: &Expr, more: Option<TokenStr
     quote_spanned!(start=> #krate::__private::#name #arguments)
 }
 
-/// Changes `(a, b)` to `(&(a), &(b))`: the tuple of a key moves none of its parts.
+/// Changes `(a, b)` to `(&(a), &(b))`: the tuple of a key moves none of its parts. So it does behind `&` and in
+/// parentheses.
 fn borrow_parts(expr: &Expr) -> TokenStream {
-    let Expr::Tuple(tuple) = expr else { return expr.to_token_stream() };
+    let tuple = match expr {
+        Expr::Tuple(tuple) => tuple,
+        Expr::Paren(inner) if is_tuple(&inner.expr) => return borrow_parts(&inner.expr),
+        Expr::Group(inner) if is_tuple(&inner.expr) => return borrow_parts(&inner.expr),
+        Expr::Reference(reference) if is_tuple(&reference.expr) => return borrow_parts(&reference.expr),
+        _ => return expr.to_token_stream(),
+    };
     let parts = tuple.elems.iter().map(|part| {
         let (start, end) = ends(part);
         let part = parenthesize(borrow_parts(part), end);
@@ -468,6 +475,14 @@ fn borrow_parts(expr: &Expr) -> TokenStream {
     let mut group = Group::new(Delimiter::Parenthesis, parts.collect());
     group.set_span(tuple.paren_token.span.join());
     group.into_token_stream()
+}
+
+fn is_tuple(expr: &Expr) -> bool {
+    match expr {
+        Expr::Paren(inner) => is_tuple(&inner.expr),
+        Expr::Group(inner) => is_tuple(&inner.expr),
+        _ => matches!(expr, Expr::Tuple(_)),
+    }
 }
 
 /// `Call::DEFAULT`, with waiting and the failure policy.

@@ -287,8 +287,9 @@ use crate::kind::AttributeKind;
 /// }
 /// ```
 ///
-/// If several limits are `Settled`, one of them has the closure. The closure can use arguments that
-/// the body does not move, such as integers and references. The body becomes an async block, so the
+/// If several limits are `Settled`, one of them has the closure. The closure can use arguments that the
+/// body does not use, and `Copy` ones, such as integers and shared references, with their values from
+/// before the body. Return whatever else the cost depends on. The body becomes an async block, so the
 /// future stores each argument that the body uses two times. If the signature does not name the
 /// returned type, for instance behind an alias of a future, the closure does: `|outcome: &R| ..`.
 ///

@@ -50,6 +50,16 @@ pub enum Cause {
     Banned,
 }
 
+impl Cause {
+    /// Whether a limit refused the call: `on_limit` applies, and a response tells the limit.
+    pub(crate) fn is_about_the_limit(self) -> bool {
+        match self {
+            Self::Exceeded | Self::NeverFits | Self::Banned => true,
+            Self::MissingKey | Self::Unavailable | Self::Misconfigured => false,
+        }
+    }
+}
+
 /// A refused call.
 ///
 /// Nothing was charged. With [`Cause::Unavailable`] the charge may or may not have happened.

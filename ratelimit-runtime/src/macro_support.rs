@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, time::Duration};
 
 use crate::{
-    Algorithm, Cause, Key, KeyWriter, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
+    Algorithm, Key, KeyWriter, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     algorithm::capabilities,
     engine::{
         attempt::{self, Decided},
@@ -563,7 +563,7 @@ fn engine_ref(limiter: Option<&Limiter>) -> EngineRef {
 /// Checks whether a refusal is due to a limit, so that the `on_limit` of one of two kinds applies.
 #[must_use]
 pub fn over_limit(refusal: &RequestPerMinute) -> bool {
-    matches!(refusal.cause(), Cause::Exceeded | Cause::NeverFits | Cause::Banned)
+    refusal.cause().is_about_the_limit()
 }
 
 /// Checks whether a refusal is due to places that are taken.

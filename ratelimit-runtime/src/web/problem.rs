@@ -71,7 +71,7 @@ pub(super) fn write_limit(
     policies: &[QuotaPolicy<'_>],
     headers: &mut HeaderMap,
 ) {
-    if is_about_the_limit(refused.cause()) {
+    if refused.cause().is_about_the_limit() {
         let status = QuotaStatus::of_refusal(refused);
         let own = [status.policy()];
         style.write(if policies.is_empty() { &own } else { policies }, Some(&status), headers);
@@ -122,14 +122,10 @@ pub(super) fn forbid_caching(headers: &mut HeaderMap) {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
-fn is_about_the_limit(cause: Cause) -> bool {
-    matches!(cause, Cause::Exceeded | Cause::NeverFits | Cause::Banned)
-}
-
 /// The problem details of a refusal.
 fn problem(refused: &RequestPerMinute, status: StatusCode) -> Value {
     let detail = detail(refused);
-    if is_about_the_limit(refused.cause()) {
+    if refused.cause().is_about_the_limit() {
         json!({
             "type": QUOTA_EXCEEDED,
             "title": "Request cannot be satisfied as assigned quota has been exceeded",

@@ -180,6 +180,16 @@ async fn a_key_is_borrowed_from_the_arguments() {
         drop(request.owner);
         Ok(request.name)
     }
+    #[limit_request_per_time("borrowed", 1, Hours, 1, key = &(request.name, request.owner))]
+    async fn borrowed_parts(request: Request) -> R<String> {
+        drop(request.owner);
+        Ok(request.name)
+    }
+    #[limit_request_per_time("parentheses", 1, Hours, 1, key = (("v1", ((request.name, request.owner)))))]
+    async fn parts_in_parentheses(request: Request) -> R<String> {
+        drop(request.owner);
+        Ok(request.name)
+    }
     #[limit_request_per_time("part", 1, Hours, 1, key = request.name)]
     async fn owned_field(request: Request) -> R<String> {
         Ok(request.name)
@@ -204,6 +214,8 @@ async fn a_key_is_borrowed_from_the_arguments() {
         twice(owned).await;
         twice(async |name| field(&mut request(name)).await).await;
         twice(async |name| owned_parts(request(name)).await).await;
+        twice(async |name| borrowed_parts(request(name)).await).await;
+        twice(async |name| parts_in_parentheses(request(name)).await).await;
         twice(async |name| owned_field(request(name)).await).await;
         twice(async |name| dereferenced(&name).await).await;
         twice(async |name| slice(&(name + "more")).await).await;

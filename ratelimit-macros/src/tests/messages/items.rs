@@ -87,6 +87,7 @@ fn an_argument_with_another_value_at_the_limit() {
         ("let &id = id;", false),
         ("let id = u64::from(id);", false),
         ("let Id(id) = id;", true),
+        ("let (Left(id) | Right(id)) = side(id);", true),
         ("let id = Shard::from(id);", true),
         ("let id = id;", false),
         ("let id = *id;", false),
