@@ -12,7 +12,7 @@ use crate::args::{
 use crate::entry_points;
 use crate::incomplete;
 use crate::item::Function;
-use crate::tokens::{ends, hygienic, locate, parenthesize, text};
+use crate::tokens::{borrow_parts, ends, hygienic, locate, parenthesize, text};
 use crate::value::{self, Number};
 
 /// The code to put around a body.
@@ -455,34 +455,6 @@ fn call_on(runtime: &RuntimePath, name: &str, expr: &Expr, more: Option<TokenStr
     };
     let arguments = parenthesize(argument, end);
     quote_spanned!(start=> #krate::__private::#name #arguments)
-}
-
-/// Changes `(a, b)` to `(&(a), &(b))`: the tuple of a key moves none of its parts. So it does behind `&` and in
-/// parentheses.
-fn borrow_parts(expr: &Expr) -> TokenStream {
-    let tuple = match expr {
-        Expr::Tuple(tuple) => tuple,
-        Expr::Paren(inner) if is_tuple(&inner.expr) => return borrow_parts(&inner.expr),
-        Expr::Group(inner) if is_tuple(&inner.expr) => return borrow_parts(&inner.expr),
-        Expr::Reference(reference) if is_tuple(&reference.expr) => return borrow_parts(&reference.expr),
-        _ => return expr.to_token_stream(),
-    };
-    let parts = tuple.elems.iter().map(|part| {
-        let (start, end) = ends(part);
-        let part = parenthesize(borrow_parts(part), end);
-        quote_spanned!(start=> &#part,)
-    });
-    let mut group = Group::new(Delimiter::Parenthesis, parts.collect());
-    group.set_span(tuple.paren_token.span.join());
-    group.into_token_stream()
-}
-
-fn is_tuple(expr: &Expr) -> bool {
-    match expr {
-        Expr::Paren(inner) => is_tuple(&inner.expr),
-        Expr::Group(inner) => is_tuple(&inner.expr),
-        _ => matches!(expr, Expr::Tuple(_)),
-    }
 }
 
 /// `Call::DEFAULT`, with waiting and the failure policy.

@@ -1,8 +1,9 @@
-//! Spans of generated tokens: hygiene for names, and places for errors in the user's code.
+//! Spans of generated tokens: hygiene for names, and places for errors in the user's code; and tuples that borrow.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote_spanned};
 use syn::token::Brace;
+use syn::{Expr, ExprTuple};
 
 /// Generated tokens with mixed-site hygiene, which keeps their local names and the user's apart.
 macro_rules! hygienic {
@@ -17,6 +18,30 @@ pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
     let last = spans.last().unwrap_or(first);
     let mixed_site = Span::mixed_site();
     (first.resolved_at(mixed_site), last.resolved_at(mixed_site))
+}
+
+/// Changes `(a, b)` to `(&(a), &(b))`: the tuple of a key moves none of its parts. So it does behind `&` and in
+/// parentheses.
+pub(crate) fn borrow_parts(expr: &Expr) -> TokenStream {
+    let Some(tuple) = tuple_of(expr) else { return expr.to_token_stream() };
+    let parts = tuple.elems.iter().map(|part| {
+        let (start, end) = ends(part);
+        let part = parenthesize(borrow_parts(part), end);
+        quote_spanned!(start=> &#part,)
+    });
+    let mut group = Group::new(Delimiter::Parenthesis, parts.collect());
+    group.set_span(tuple.paren_token.span.join());
+    group.into_token_stream()
+}
+
+fn tuple_of(expr: &Expr) -> Option<&ExprTuple> {
+    match expr {
+        Expr::Tuple(tuple) => Some(tuple),
+        Expr::Paren(inner) => tuple_of(&inner.expr),
+        Expr::Group(inner) => tuple_of(&inner.expr),
+        Expr::Reference(reference) => tuple_of(&reference.expr),
+        _ => None,
+    }
 }
 
 /// A path at a span where rustc is to report an error.
