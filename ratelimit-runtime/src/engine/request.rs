@@ -105,7 +105,7 @@ pub(crate) enum CostKind {
 }
 
 impl CostKind {
-    /// The difference that the settings of a rules file may make.
+    /// The kind of cost, as far as it decides whether settings of a rules file fit the call.
     pub(crate) fn of_call(self) -> CallCost {
         match self {
             Self::Fixed => CallCost::Fixed,

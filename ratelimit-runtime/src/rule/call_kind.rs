@@ -10,7 +10,7 @@ pub(crate) struct CallKind {
     pub(crate) waits: bool,
 }
 
-/// The cost of a call, as far as settings may not fit it.
+/// The kind of cost of a call, as far as it decides whether settings fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(not(feature = "config"), allow(dead_code))]
 pub(crate) enum CallCost {
