@@ -94,7 +94,7 @@ fn expand_impl(kind: AttributeKind, own: ParsedAttribute, block: &mut ImplBlock,
         if attrs.is_empty() && !function.is_async() {
             if function.may_return_future() {
                 let message = format!(
-                    "a type takes the async block at the end of this method, and may be a future: write #[{}(skip)], or end the method in the block or in `Box::pin` of it",
+                    "this method returns a value that is made of an async block, and may be a future: write #[{}(skip)], or end the method in the block or in `Box::pin` of it",
                     kind.name()
                 );
                 errors.add(function.name().span(), message);

@@ -15,11 +15,18 @@ pub(crate) enum Tail<'a> {
     Block(&'a mut ExprAsync),
     /// In an async block of a branch or of a variable: more than one place would need the limit.
     OneOfSeveral,
-    /// In a variable.
-    Variable(&'a Ident),
-    /// In an async block that a type takes: `Job::new(async { .. })`. Nothing tells here whether that is a future.
-    TakenByType,
+    /// In these variables.
+    Variables(Vec<Variable>),
+    /// In a value that is made of an async block: `Job::new(async { .. })`, `Box::pin(timeout(limit, async { .. }))`.
+    /// Nothing tells here whether that is a future.
+    Wrapped,
     Other,
+}
+
+/// A variable that may have the value of an async block.
+pub(crate) struct Variable {
+    name: Ident,
+    is_wrapped: bool,
 }
 
 /// The async block that a body ends in.
@@ -41,20 +48,29 @@ pub(crate) fn tail<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt]))
     resolve(tail, front)
 }
 
-/// Looks for the value of a variable in the statements in front of it.
-fn resolve<'a>(tail: Tail<'a>, front: &'a mut [Stmt]) -> Tail<'a> {
-    let Tail::Variable(name) = tail else { return tail };
+/// Looks for the values of variables in the statements in front of them.
+fn resolve<'a>(tail: Tail<'a>, front: &mut [Stmt]) -> Tail<'a> {
+    let Tail::Variables(variables) = tail else { return tail };
+    variables.into_iter().fold(Tail::Other, |all, variable| either(all, value_of(variable, front)))
+}
+
+fn value_of(variable: Variable, front: &mut [Stmt]) -> Tail<'static> {
+    let Variable { name, is_wrapped } = variable;
     let binds = |statement: &Stmt| {
         let mut names = Vec::new();
         if let Stmt::Local(local) = statement {
             bind(&local.pat, &mut names);
         }
-        names.contains(name)
+        names.contains(&name)
     };
-    let Some(at) = front.iter().rposition(binds) else { return Tail::Variable(name) };
+    let Some(at) = front.iter().rposition(binds) else {
+        return Tail::Variables(vec![Variable { name, is_wrapped }]);
+    };
     let (front, [statement, ..]) = front.split_at_mut(at) else { return Tail::Other };
     let Stmt::Local(Local { init: Some(init), .. }) = statement else { return Tail::Other };
-    either(Tail::Other, resolve(tail_of(&mut init.expr, &mut |_| {}), front))
+    let value =
+        if is_wrapped { wrapped(pinned(&mut init.expr, &mut |_| {})) } else { tail_of(&mut init.expr, &mut |_| {}) };
+    either(Tail::Other, resolve(value, front))
 }
 
 /// True if a function that ends so returns a future.
@@ -63,9 +79,7 @@ pub(crate) fn has_block(tail: &Tail<'_>) -> bool {
 }
 
 /// Methods of a future whose result is a future with the same output.
-const SAME_OUTPUT: [&str; 8] = [
-    "boxed",
-    "boxed_local",
+const SAME_OUTPUT: [&str; 6] = [
     "fuse",
     // of `tracing`
     "instrument",
@@ -100,7 +114,10 @@ const OTHER_OUTPUT: [&str; 17] = [
 fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
     match expr {
         Expr::Async(block) => Tail::Block(block),
-        Expr::Path(path) => path.path.get_ident().map_or(Tail::Other, Tail::Variable),
+        Expr::Path(path) => path
+            .path
+            .get_ident()
+            .map_or(Tail::Other, |name| Tail::Variables(vec![Variable { name: name.clone(), is_wrapped: false }])),
         Expr::Group(group) => tail_of(&mut group.expr, see),
         Expr::Paren(paren) => tail_of(&mut paren.expr, see),
         Expr::Cast(cast) => tail_of(&mut cast.expr, see),
@@ -117,16 +134,18 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
             matched.arms.iter_mut().fold(Tail::Other, |all, arm| either(all, tail_of(&mut arm.body, see)))
         }
         Expr::Call(call) if call.args.len() == 1 => match maker(&call.func) {
+            Some(Maker::Pin) => pinned(&mut call.args[0], see),
             Some(Maker::Box) => tail_of(&mut call.args[0], see),
-            Some(Maker::Other) if has_block(&tail_of(&mut call.args[0], see)) => Tail::TakenByType,
-            _ => Tail::Other,
+            Some(Maker::Other) => wrapped(tail_of(&mut call.args[0], see)),
+            None => Tail::Other,
         },
         Expr::MethodCall(call) => {
             let is_one_of = |methods: &[&str]| methods.iter().any(|method| call.method == method);
             match () {
+                () if is_one_of(&["boxed", "boxed_local"]) => pinned(&mut call.receiver, see),
                 () if is_one_of(&SAME_OUTPUT) => tail_of(&mut call.receiver, see),
                 () if is_one_of(&OTHER_OUTPUT) => match either(Tail::Other, tail_of(&mut call.receiver, see)) {
-                    Tail::TakenByType => Tail::Other, // as likely it is a `Result`
+                    Tail::Wrapped => Tail::Other, // as likely it is a `Result`
                     tail => tail,
                 },
                 () => Tail::Other,
@@ -136,19 +155,63 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
     }
 }
 
-/// How two branches end together. Of two variables, the first counts.
-fn either<'a>(one: Tail<'a>, other: Tail<'a>) -> Tail<'a> {
+/// The tail of a value that is pinned: as a rule a future or a stream.
+fn pinned<'a>(value: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
+    match parts_of_call(value) {
+        // The variable may hold what such a call makes.
+        Tail::Other => match tail_of(value, see) {
+            variables @ Tail::Variables(_) => wrapped(variables),
+            tail => tail,
+        },
+        parts => parts,
+    }
+}
+
+/// The tail of a value that a call makes of its receiver and arguments.
+fn parts_of_call(value: &mut Expr) -> Tail<'static> {
+    if !matches!(tail_of(value, &mut |_| {}), Tail::Other) {
+        return Tail::Other;
+    }
+    let (receiver, arguments) = match value {
+        Expr::Call(call) => (None, &mut call.args),
+        Expr::MethodCall(call) => (Some(&mut *call.receiver), &mut call.args),
+        _ => return Tail::Other,
+    };
+    receiver.into_iter().chain(arguments).fold(Tail::Other, |all, part| {
+        let of_calls = parts_of_call(part);
+        let part = if let Expr::Closure(closure) = part { &mut closure.body } else { part };
+        either(either(all, of_calls), wrapped(tail_of(part, &mut |_| {})))
+    })
+}
+
+/// The tail of a value that is made of one with this tail.
+fn wrapped(tail: Tail<'_>) -> Tail<'static> {
+    match tail {
+        Tail::Variables(names) => {
+            Tail::Variables(names.into_iter().map(|name| Variable { is_wrapped: true, ..name }).collect())
+        }
+        tail if has_block(&tail) => Tail::Wrapped,
+        Tail::Wrapped => Tail::Wrapped,
+        _ => Tail::Other,
+    }
+}
+
+/// How two branches end together.
+fn either(one: Tail<'_>, other: Tail<'_>) -> Tail<'static> {
     match (one, other) {
         (one, other) if has_block(&one) || has_block(&other) => Tail::OneOfSeveral,
-        (Tail::TakenByType, _) | (_, Tail::TakenByType) => Tail::TakenByType,
-        (Tail::Variable(name), _) | (_, Tail::Variable(name)) => Tail::Variable(name),
+        (Tail::Wrapped, _) | (_, Tail::Wrapped) => Tail::Wrapped,
+        (Tail::Variables(one), Tail::Variables(other)) => Tail::Variables([one, other].into_iter().flatten().collect()),
+        (Tail::Variables(names), _) | (_, Tail::Variables(names)) => Tail::Variables(names),
         _ => Tail::Other,
     }
 }
 
 /// The function of a type that takes a future.
 enum Maker {
-    /// `Box::pin`, `Pin::from`, `Box::new` and the like.
+    /// `Box::pin`, `Box::into_pin`, `Pin::from` and the like.
+    Pin,
+    /// `Box::new`, `Box::from`.
     Box,
     /// `Job::new`, `Job::from`.
     Other,
@@ -160,6 +223,7 @@ fn maker(function: &Expr) -> Option<Maker> {
     let (name, ty) = (names.next()?, names.next());
     let is_box = name == "pin" || ty.is_some_and(|ty| ty == "Box" || ty == "Pin");
     match name {
+        name if name == "pin" || name == "into_pin" && is_box || ty.is_some_and(|ty| ty == "Pin") => Some(Maker::Pin),
         name if is_box && ["pin", "from", "new", "into_pin"].iter().any(|maker| name == maker) => Some(Maker::Box),
         name if ty.is_some() && (name == "new" || name == "from") => Some(Maker::Other),
         _ => None,

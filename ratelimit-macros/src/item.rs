@@ -185,9 +185,11 @@ impl Function {
         self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.returns(has_block)
     }
 
-    /// Returns true if the function returns `Job::new(async { .. })`.
+    /// Returns true if the function returns `Job::new(async { .. })`, or `Box::pin(timeout(limit, async { .. }))`.
     pub(crate) fn may_return_future(&self) -> bool {
-        self.returns(|tail| matches!(tail, Tail::TakenByType))
+        // Streams are made of async blocks, too.
+        let names_stream = matches!(&self.sig.output, ReturnType::Type(_, ty) if text(ty).contains("Stream"));
+        !names_stream && self.returns(|tail| matches!(tail, Tail::Wrapped))
     }
 
     /// Whether the end of the body, or a `return` before it, is so.
@@ -237,7 +239,7 @@ impl Function {
             }
             return Ok(InsertionPoint::Block(block));
         }
-        if self.is_async() {
+        if self.is_async() || self.may_return_future() {
             let message = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
             return fail(self.sig.ident.span(), message);
         }

@@ -323,9 +323,10 @@ use crate::kind::AttributeKind;
 ///   argument. A `return` before that block is a compile error, as it would not be limited. So is a `let`
 ///   before it that gives another value to the name of an argument that the limit uses.
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
-///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. **Two kinds of methods are not
-///   limited:** those that macros generate inside the block, and those that return a future by an alias without
-///   showing its async block, such as `fn put(&self) -> Answer { self.client.put() }`.
+///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. **Three kinds of methods are not
+///   limited:** those that macros generate inside the block; those that return a future by an alias without
+///   showing its async block, such as `fn put(&self) -> Answer { self.client.put() }`; and those that run an
+///   async block themselves, with `block_on` or `spawn`.
 /// - With `blocking`, a function that is [not async](#functions-that-are-not-async).
 ///
 /// Any other item is a compile error. Where it stands next to other attributes:

@@ -11,7 +11,7 @@ fn unsupported_items() {
     let declaration =
         "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
     let future = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
-    let taken = "a type takes the async block at the end of this method, and may be a future: write #[limit_request_per_time(skip)], or end the method in the block or in `Box::pin` of it";
+    let taken = "this method returns a value that is made of an async block, and may be a future: write #[limit_request_per_time(skip)], or end the method in the block or in `Box::pin` of it";
     for (item, expected) in [
         ("fn f() {}", sync),
         ("fn f() -> impl Fn() { move || async move {} }", sync),
@@ -40,7 +40,7 @@ fn unsupported_items() {
         ("fn f() -> Alias { let b = async {}; Box::pin(b) }", future),
         ("fn f() -> Alias { let b: Alias = Box::pin(async {}); { b } }", future),
         ("impl S { async fn f() {} fn g() -> Alias { if a { async {}.boxed() } else { b() } } }", future),
-        ("fn f() -> Job { Job::new(async {}) }", sync),
+        ("fn f() -> Job { Job::new(async {}) }", future),
         ("fn f() -> R { let b = async {}; let b = run(b); b }", sync),
         ("fn f() -> Alias { let b = async {}; if a { Box::pin(trace(b)) } else { Box::pin(b) } }", future),
         ("fn f() -> Alias { let b = async {}; let c: Alias = Box::pin(b); c }", future),
@@ -60,6 +60,17 @@ fn unsupported_items() {
         ("fn f() -> R { let a = || { return async {}; }; a.run() }", sync),
         ("impl S { async fn f() {} fn g() -> Job { Job::new(async {}) } }", taken),
         ("impl S { async fn f() {} fn g() -> Job { if a { Job::new(async {}) } else { b } } }", taken),
+        ("impl S { async fn f() {} fn g() -> Job { let b = async {}; Job::new(b) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(ID.scope(id, async {})) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(timeout(limit, async {}.boxed())) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { timeout(limit, async {}).boxed() } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::into_pin(Box::new(timeout(limit, async {}))) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(retry(|| async {}).on(a).map(b)) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(a(b(c(async {})))) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { let b = async {}; Box::pin(timeout(limit, b)) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { let b = timeout(limit, async {}); Box::pin(b) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { if a { Box::pin(b(async {})) } else { h() } } }", taken),
+        ("fn f() -> Alias { Box::pin(timeout(limit, async {})) }", future),
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
             "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_one(&charges).await {} }",
@@ -179,6 +190,10 @@ fn blocking() {
         "fn f() -> BoxFuture<R> { unsafe { return Box::pin(async move {}); } }",
         "impl S { async fn f() {} fn g() -> R { async {}.block_on() } }",
         "impl S { async fn f() {} fn g() -> BoxStream<R> { Box::pin(async {}.flatten_stream()) } }",
+        "impl S { async fn f() {} fn g() -> Pin<Box<dyn Stream<Item = R>>> { iter(a).then(|b| async {}).boxed() } }",
+        "impl S { async fn f() {} fn g() -> R { tokio::spawn(async {}) } }",
+        "impl S { async fn f() {} fn g() -> Alias { let a = b(); Box::pin(timeout(limit, a)) } }",
+        "impl S { async fn f() {} #[limit_request_per_time(skip)] fn g() -> Alias { Box::pin(h(async {})) } }",
         "impl S { async fn f() {} fn g() -> Box<R> { Box::new(async {}.now_or_never()) } }",
         "impl S { async fn f() {} fn g() -> Result<H, E> { Job::new(async {}).map_err(e) } }",
     ] {
