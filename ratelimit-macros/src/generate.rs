@@ -193,7 +193,7 @@ fn ask_limiter(
     let (values, charges, entry_point) = match &charges[..] {
         [ChargeTokens { values, arguments, .. }] if !is_held || is_one_place => {
             let entry_point = if needs_permit { entry_points::PERMIT_OF_ONE } else { entry_points::LIMIT_ONE };
-            (Some(values), arguments.clone(), entry_point)
+            (values.clone(), arguments.clone(), entry_point)
         }
         all => {
             let list = all.iter().rev().fold(hygienic!(()), |others, ChargeTokens { values, arguments, function }| {
@@ -201,11 +201,15 @@ fn ask_limiter(
                 hygienic!(({ #values #krate::__private::#function(#arguments) }, #others))
             });
             let entry_point = if needs_permit { entry_points::PERMIT_OF_SEVERAL } else { entry_points::LIMIT_SEVERAL };
-            (None, list, entry_point)
+            match arguments.limiter {
+                None => (hygienic!(), list, entry_point),
+                Some(_) => (hygienic!(let __ratelimit_charges = #list;), hygienic!(__ratelimit_charges), entry_point),
+            }
         }
     };
     let entry_point = Ident::new(entry_point, Span::mixed_site());
     let options = call_options(&krate, arguments, is_one_place);
+    // It comes behind the values: they may need a lock that it takes.
     let (limiter, argument) = match &arguments.limiter {
         None => (None, hygienic!(::core::option::Option::None)),
         Some(Given { value: expr, .. }) => (
@@ -214,12 +218,12 @@ fn ask_limiter(
         ),
     };
     if needs_permit {
-        return hygienic!({ #limiter #values #krate::__private::#entry_point(#argument, #options, #charges) });
+        return hygienic!({ #values #limiter #krate::__private::#entry_point(#argument, #options, #charges) });
     }
     hygienic!({
         let mut __ratelimit_refused = ::core::option::Option::None;
-        #limiter
         #values
+        #limiter
         match #krate::__private::#entry_point(#argument, #options, #charges, &mut __ratelimit_refused) {
             #krate::__private::Attempted::Admitted => break 'decided (::core::option::Option::None),
             #krate::__private::Attempted::Refused => break 'decided __ratelimit_refused,

@@ -9,10 +9,9 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{
-    FutureOutput, Tail, bind, early_return, has_block, output_of_future, returns_early, tail, tail_block,
-};
+use crate::future::{FutureOutput, Tail, early_return, has_block, output_of_future, returns_early, tail, tail_block};
 use crate::kind::AttributeKind;
+use crate::names::bind;
 use crate::tokens::{block, ends, text};
 
 pub(crate) enum AnnotatedItem {

@@ -11,6 +11,7 @@ mod generate;
 mod incomplete;
 mod item;
 mod kind;
+mod names;
 mod rate_key;
 mod suggest;
 mod tokens;
@@ -403,9 +404,9 @@ use crate::kind::AttributeKind;
 ///
 /// # Order, cancellation, recursion
 ///
-/// First `limiter` is evaluated, then count, key and cost of each limit in turn. Then the limiter
+/// First count, key and cost of each limit are evaluated in turn, then `limiter`. Then the limiter
 /// is asked, and then the body runs. A borrow by one of these expressions, such as a lock, ends
-/// before the next one is evaluated.
+/// before the next one is evaluated; that by `limiter` ends before the first `.await`.
 ///
 /// A call that is dropped while it waits stops waiting. A call that is dropped while it is being
 /// counted may have been counted: such an error admits fewer calls, never more.

@@ -85,3 +85,7 @@ pub(crate) fn parenthesize(tokens: TokenStream, at: Span) -> Group {
 pub(crate) fn text(tokens: &impl ToTokens) -> String {
     tokens.to_token_stream().to_string()
 }
+
+pub(crate) fn is_punct(token: &TokenTree, any_of: &str) -> bool {
+    matches!(token, TokenTree::Punct(punct) if any_of.contains(punct.as_char()))
+}

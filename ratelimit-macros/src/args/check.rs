@@ -1,7 +1,7 @@
 //! Checks the arguments against each other.
 
 use proc_macro2::Span;
-use syn::{Ident, Result};
+use syn::{Expr, Ident, Result};
 
 use super::algorithm::{AlgorithmArgument, Feature};
 use super::cost::CostArgument;
@@ -278,6 +278,16 @@ impl CallArguments {
     pub(crate) fn waits(&self) -> bool {
         let on_limit = self.on_limit.as_ref().map(|on_limit| &on_limit.value);
         matches!(on_limit, Some(OnLimitArgument::Wait | OnLimitArgument::WaitAtMost(_)))
+    }
+
+    /// The expressions that may use arguments of the function.
+    pub(crate) fn exprs(&self) -> impl Iterator<Item = &Expr> {
+        let given = [&self.limiter, &self.settled].into_iter().flatten().map(|given| &given.value);
+        let returned = [&self.on_limit, &self.on_busy].into_iter().flatten().filter_map(|given| match &given.value {
+            OnLimitArgument::Return { expr, .. } => Some(&**expr),
+            _ => None,
+        });
+        given.chain(returned)
     }
 
     /// Adds the arguments of further attributes of the same call.

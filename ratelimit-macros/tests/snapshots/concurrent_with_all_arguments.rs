@@ -1,11 +1,11 @@
 async fn f(&self, id: Option<u64>) -> R {
     let __ratelimit_deciding = {
-        let __ratelimit_limiter: &::facade::Limiter = &self.limiter;
         let __ratelimit_count = ::facade::__private::count(plan.places());
         let __ratelimit_key = ::facade::__private::optional_key(
             &(id),
             ::facade::__private::OnMissingKey::Skip,
         );
+        let __ratelimit_limiter: &::facade::Limiter = &self.limiter;
         ::facade::__private::permit_of_one(
             ::core::option::Option::Some(__ratelimit_limiter),
             const {

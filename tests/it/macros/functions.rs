@@ -4,7 +4,9 @@ use std::fmt::Display;
 use std::sync::{Mutex, MutexGuard};
 
 use axum::extract::Path;
-use ratelimit_runtime::{FromRefusal, Limiter, RateKey, RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{
+    FromRefusal, Limiter, RateKey, RequestPerMinute, limit_concurrent_requests, limit_request_per_time,
+};
 
 use super::{R, exceeded, limits_each_key, send};
 
@@ -259,6 +261,39 @@ async fn each_value_may_take_the_same_lock() {
     assert_eq!(send(call(&state, 1)).await.unwrap(), 1);
     assert_eq!(exceeded(send(call(&state, 1)).await).limit(), 7);
     assert_eq!(send(call(&state, 2)).await.unwrap(), 2);
+}
+
+/// A lock that the limiter needs is taken after those of the values.
+#[tokio::test]
+async fn the_limiter_and_the_values_may_take_the_same_lock() {
+    struct State {
+        limiter: Limiter,
+        id: u64,
+    }
+    fn open(state: &Mutex<State>) -> MutexGuard<'_, State> {
+        state.try_lock().expect("it is released")
+    }
+    #[limit_request_per_time("item", 1, Hours, 2, key = open(state).id, limiter = &open(state).limiter)]
+    async fn one(state: &Mutex<State>) -> R<()> {
+        Ok(())
+    }
+    #[limit_request_per_time("item", 1, Hours, 2, key = open(state).id, limiter = &open(state).limiter)]
+    #[limit_request_per_time("other", 1, Hours, 9, key = open(state).id, cost = open(state).id)]
+    async fn two(state: &Mutex<State>) -> R<()> {
+        Ok(())
+    }
+    #[limit_request_per_time("item", 1, Hours, 2, key = open(state).id, limiter = &open(state).limiter)]
+    #[limit_concurrent_requests("place", 1, key = open(state).id)]
+    async fn held(state: &Mutex<State>) -> R<()> {
+        Ok(())
+    }
+    let state = Mutex::new(State { limiter: Limiter::in_memory(), id: 7 });
+    send(one(&state)).await.unwrap();
+    send(two(&state)).await.unwrap();
+    exceeded(send(two(&state)).await);
+    exceeded(send(one(&state)).await);
+    open(&state).id = 8;
+    send(held(&state)).await.unwrap();
 }
 
 /// Each call of a function that calls itself counts.

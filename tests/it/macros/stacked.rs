@@ -34,8 +34,7 @@ async fn stacked_attributes_charge_all_or_nothing() {
     Limiter::in_memory().scope(calls).await;
 }
 
-/// Count, key and cost of each attribute in turn, from top to bottom. Those of the block come
-/// first.
+/// Count, key and cost of each attribute in turn, from top to bottom, those of the block first. Then the limiter.
 #[tokio::test]
 async fn values_of_stacked_attributes_are_evaluated_from_top_to_bottom() {
     struct Log(Vec<&'static str>);
@@ -58,7 +57,7 @@ async fn values_of_stacked_attributes_are_evaluated_from_top_to_bottom() {
         }
     }
     let (mut log, limiter) = (Log(Vec::new()), Limiter::in_memory());
-    let charges = ["limiter", "count a", "key a", "cost a", "count b", "key b", "cost c", "count d"];
+    let charges = ["count a", "key a", "cost a", "count b", "key b", "cost c", "count d", "limiter"];
     assert_eq!(log.call(&limiter).await.unwrap(), 1);
     assert_eq!(log.0, [&charges[..], &["body"]].concat());
     log.0.clear();

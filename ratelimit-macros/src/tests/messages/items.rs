@@ -148,6 +148,16 @@ fn an_argument_with_another_value_at_the_limit() {
             ] {
                 check(&format!("\"a\", 1, Days, 1, key = {key}"), &item, &[]);
             }
+            for argument in [
+                "limiter = id.limiter()",
+                "on_limit = Return(Ok(id))",
+                "cost = Settled(max = 1, |done| done.rows + id)",
+            ] {
+                check(&format!("\"a\", 1, Days, 1, {argument}"), &item, &expected);
+            }
+            for argument in ["limiter = a.id", "on_limit = Return(a.id)", "cost = Settled(max = 1, |id| id.rows)"] {
+                check(&format!("\"a\", 1, Days, 1, {argument}"), &item, &[]);
+            }
             let within = format!("fn f(id: u64) -> BoxFuture<R> {{ Box::pin({{ {before} async move {{ g(id) }} }}) }}");
             check("\"a\", 1, Days, 1, key = id", &within, &expected);
         }
