@@ -12,6 +12,7 @@ use crate::args::{
 use crate::entry_points;
 use crate::incomplete;
 use crate::item::Function;
+use crate::names::parameter_type;
 use crate::tokens::{borrow_parts, ends, hygienic, locate, parenthesize, text};
 use crate::value::{self, Number};
 
@@ -246,7 +247,8 @@ fn use_attribute(path: &Path) -> TokenStream {
 }
 
 fn settlement(runtime: &RuntimePath, closure: &Expr, output: Option<&Type>) -> Settlement {
-    let type_hint = output.map(|output| {
+    // The type in a signature may be that of an alias, `BoxFuture<T>` of a `Result<T, E>`.
+    let type_hint = parameter_type(closure).or(output).map(|output| {
         let mut output = output.clone();
         infer_impl_types(&mut output);
         // There is no syntax for the type of an async block. This `return` sets it, and never runs.

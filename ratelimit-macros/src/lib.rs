@@ -292,7 +292,8 @@ use crate::kind::AttributeKind;
 /// body does not use, and `Copy` ones, such as integers and shared references, with their values from
 /// before the body. Return whatever else the cost depends on. The body becomes an async block, so the
 /// future stores each argument that the body uses two times. If the signature does not name the
-/// returned type, for instance behind an alias of a future, the closure does: `|outcome: &R| ..`.
+/// returned type, for instance behind an alias of a future, the closure does: `|outcome: &R| ..`. So it does if
+/// `BoxFuture<T>` is an alias of yours whose output is not `T`.
 ///
 /// # The returned type
 ///

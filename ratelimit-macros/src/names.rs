@@ -15,6 +15,14 @@ pub(crate) fn closure_parameters(expr: &Expr) -> Vec<Ident> {
     names
 }
 
+/// `R` of a closure `|outcome: &R| ..`.
+pub(crate) fn parameter_type(closure: &Expr) -> Option<&Type> {
+    let Expr::Closure(closure) = closure else { return None };
+    let Some(Pat::Type(parameter)) = closure.inputs.first() else { return None };
+    let Type::Reference(reference) = &*parameter.ty else { return None };
+    Some(&*reference.elem).filter(|ty| !matches!(ty, Type::Infer(_)))
+}
+
 /// Adds the names that a `let` gives to other values than their own.
 pub(crate) fn rebind(pat: &Pat, ty: Option<&Type>, init: Option<&Expr>, names: &mut Vec<Ident>) {
     match (pat, init) {

@@ -34,7 +34,14 @@ fn f() -> Answering {
                 );
             }
         };
-        let __ratelimit_outcome = async move { '__ratelimit_body: { ask().await } }
+        let __ratelimit_outcome = async move {
+            if let ::core::option::Option::Some(__ratelimit_outcome) = ::core::option::Option::None::<
+                R,
+            > {
+                return __ratelimit_outcome;
+            }
+            '__ratelimit_body: { ask().await }
+        }
             .await;
         ::ratelimit_runtime::__private::settle(
             __ratelimit_permit,

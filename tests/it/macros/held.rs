@@ -468,6 +468,15 @@ async fn a_settled_body_may_return_each_type_that_others_may() {
     fn unsaid(answer: String) -> Answering {
         Box::pin(async move { Ok(answer) })
     }
+    // Its type is not that of `futures`.
+    type BoxFuture<T> = Pin<Box<dyn Future<Output = R<T>> + Send>>;
+    #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |_: &R<Box<dyn Display + Send>>| 1))]
+    fn of_another_type(answer: u64) -> BoxFuture<Box<dyn Display + Send>> {
+        Box::pin(async move {
+            let answer: R<u64> = Ok(answer);
+            Ok(Box::new(answer?))
+        })
+    }
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |_| 1))]
     async fn generic<T, E: From<RequestPerMinute>>(value: T) -> Result<T, E> {
         Ok(value)
@@ -485,9 +494,10 @@ async fn a_settled_body_may_return_each_type_that_others_may() {
         assert_eq!(sees_what_is_copied(5, "a".into()).await.unwrap(), "a5");
         assert_eq!(unsaid("four".into()).await.unwrap(), "four");
         assert_eq!(left(&limiter).await, 984);
+        assert_eq!(of_another_type(5).await.unwrap().to_string(), "5");
         assert!(diverges().now_or_never().is_none());
         assert_eq!(generic::<_, RequestPerMinute>(5).await.unwrap(), 5);
-        assert_eq!(left(&limiter).await, 883);
+        assert_eq!(left(&limiter).await, 882);
     };
     limiter.scope(calls).await;
     drop(send(coerced_is_send()));
