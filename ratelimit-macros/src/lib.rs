@@ -190,7 +190,7 @@ use crate::kind::AttributeKind;
 /// - `FixedWindow`: up to 2C calls are admitted within P where two windows meet.
 /// - `SlidingWindow`: P is divided into equal buckets, 1 by default and 1,000 at most. The oldest
 ///   bucket is weighted by its overlap with the last P. With `weighted = false`, the current bucket and
-///   the `buckets - 1` before it are simply added up. Both admit at most C in any window that is one
+///   the `buckets - 1` before it are simply added up. Both admit at most C in any time span that is one
 ///   bucket shorter than P. P in milliseconds must be a multiple of `buckets`.
 /// - `TokenBucket`: the bucket starts full, with `burst` tokens, or C by default. C tokens come
 ///   back in each P: one by one with `refill = Greedy`, the default, or all at its end with
@@ -216,12 +216,12 @@ use crate::kind::AttributeKind;
 ///
 /// - `Elapsed`: the algorithm is `SlidingLog`, and `count` is in milliseconds. The time is charged
 ///   however the body ends: with a value or an error, by a panic, or because the call is dropped.
-///   Without `max`, calls of one key run one after another. This queue is not a refusal: a call waits
+///   Without `max`, calls of one key run one after another. This wait is no refusal: a call waits
 ///   for its turn even with `on_limit = Reject`.
 /// - `Settled`: `max` is an integer or an expression, as for any cost. The closure gets a reference
 ///   to the returned value and returns an integer of any type. If that is negative, the call is
 ///   charged `max`. So is a call that panics or is dropped, which has no outcome.
-/// - `Settled` fits all algorithms but `LeakyBucket`. A `SlidingLog` holds `max`, and the actual use
+/// - `Settled` fits all algorithms but `LeakyBucket` and `Concurrent`. A `SlidingLog` holds `max`, and the actual use
 ///   counts from the end of the call. The others charge `max` when the call begins, and refund the rest
 ///   to the same window when it ends. The actual use counts from the start of the call, an excess over `max`
 ///   from its end.

@@ -32,7 +32,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The limit is reached. [`RequestPerMinute::retry_after`] says when to try again.
+    /// The limit is reached. [`RequestPerMinute::retry_after`] says when to try again, if that is known.
     Exceeded,
     /// The cost is above [`Rule::limit`]: no wait will help.
     NeverFits,

@@ -26,13 +26,14 @@
 //! | word | meaning |
 //! |---|---|
 //! | rule | a rate limit: a prefix, a count, a period and an algorithm |
+//! | count | the quota: how many calls, or how much cost, a period has |
 //! | prefix | the name of a rule |
 //! | `limit` | the field `limit`: [the largest cost that is ever granted](promises#numbers) |
-//! | `retry_after` | the shortest wait after which the cost is granted, without other calls |
+//! | `retry_after` | the wait after which the cost is granted, if no other call comes. [It may be too long](promises#numbers) |
 //! | period | the time for which a call counts: `ttl` and `unit`, or `period` |
 //! | key | who or what is counted: a user, an address |
 //! | counter | the state of one rule for one key |
-//! | window | a time span of one period; of some algorithms, with a fixed start |
+//! | window | one period of a `FixedWindow`, or the last period of a `SlidingWindow` |
 //! | bucket | the tokens of a `TokenBucket`; in `SlidingWindow(buckets = n)`, an n-th of the period |
 //! | burst | the size of a token bucket |
 //! | slot | the time at which a call of a `LeakyBucket` may begin |
@@ -48,17 +49,17 @@
 //! |---|---|
 //! | cost | the amount of the count that a call takes; 1 by default |
 //! | charge | the amount that a call has added to its counter |
-//! | permit | the right to run once, already charged |
-//! | refusal | the error of a call that may not run: [`RequestPerMinute`] |
+//! | permit | the right to run, already charged with the cost of the call |
+//! | refusal | the error of a call that may not run: [`RequestPerMinute`], whatever the period is |
 //! | wait queue | the callers of one counter that wait in one process |
 //! | refund | to take a charge back |
 //! | settle | to charge what a call has used, at its end, in place of the most that it may use |
 //! | hold | what a running call has taken until it ends |
 //! | settlement by refund | a settlement that refunds the unused part, for algorithms without holds |
-//! | place | the hold of a call under `limit_concurrent_requests` |
+//! | place | under `limit_concurrent_requests`: one of the `count` calls that may run at once. A running call holds one |
 //! | lease | the time after which a hold ends if its process no longer renews it |
 //! | cached denial | the store's refusal, which the process repeats without asking again |
-//! | prefetched permits | permits that a process has charged ahead, to spend without asking the store |
+//! | prefetched permits | units of the count that a process has charged ahead, to spend without asking the store |
 //! | ban | a time in which each call of a key is refused |
 //! | round trip | a request to the server, and its reply |
 //!

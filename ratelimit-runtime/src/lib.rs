@@ -2,7 +2,8 @@
 //!
 //! A limit is counted in one process, or in many that share a Redis server or a cluster. Each
 //! algorithm has [a maximum](guide::choosing#promises-of-each-algorithm), also for concurrent calls
-//! and many processes. It holds, except [while Redis is away](#redis) and in a few
+//! and many processes. It holds, except while Redis is away, with two of
+//! [four policies](OnStoreError), and in a few
 //! [other cases](guide::promises#limits-of-the-promises).
 //!
 //! ```
@@ -45,8 +46,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! While the server is away, each process counts alone, by default. It then admits its share: the
-//! count divided by [`Builder::instances`]. If that is not set, **each process admits the whole
+//! The start fails if the server is away, unless [`Builder::lazy`] is called. If it is away later, each process
+//! counts alone, by default. It then admits its share: the count divided by [`Builder::instances`], rounded down. Of
+//! a count below `instances` it admits nothing. If `instances` is not set, **each process admits the whole
 //! count**. [`OnStoreError`] has other policies: refuse, wait, or admit every call.
 //!
 //! # Where to go on

@@ -4,12 +4,12 @@
 ///
 /// For a count of C in a period of P:
 ///
-/// | algorithm | admitted in any window of P, at most | state per key |
+/// | algorithm | admitted in any time span of P, at most | state per key |
 /// |---|---|---|
 /// | `FixedWindow` | 2C; C in each of its windows | one integer |
 /// | `SlidingLog` | C, exactly | per admitted call about 10 bytes on Redis, 16 to 48 in memory |
-/// | `SlidingWindow { buckets: n, .. }` | less than 2C; C in any window of P - P/n | n + 3 numbers of 8 bytes |
-/// | `SlidingWindow { weighted: false, .. }` | 2C; C in any window of P - P/n | n + 2 numbers of 8 bytes |
+/// | `SlidingWindow { buckets: n, .. }` | less than 2C; C in any time span of P - P/n | n + 3 numbers of 8 bytes |
+/// | `SlidingWindow { weighted: false, .. }` | 2C; C in any time span of P - P/n | n + 2 numbers of 8 bytes |
 /// | `TokenBucket { burst: B, .. }` | B + C | four integers |
 /// | `LeakyBucket { queue: Q }` | C, by slots; C - 1 + the largest cost, if costs differ from 1 | four integers |
 /// | `Concurrent` | any number, but never more than C at once | about 100 bytes per call that holds places, on Redis |
@@ -73,12 +73,12 @@ pub enum Algorithm {
     ///
     /// **Simply added up**, without `weighted`, the current bucket and the `buckets - 1` before
     /// it count in full. Calls come back at once when their bucket is `buckets` old, after
-    /// P - P/n to P. So a window of one period may see 2C calls, whatever the number of buckets is:
-    /// C at the end of a bucket, and C at the start of the one that is `buckets` later. A window
+    /// P - P/n to P. So a time span of one period may see 2C calls, whatever the number of buckets is:
+    /// C at the end of a bucket, and C at the start of the one that is `buckets` later. A time span
     /// that is one bucket shorter never sees more than C. One bucket is a fixed window that is
     /// aligned.
     ///
-    /// To keep either form to C in any window of P, count in a period of P + P/n with n + 1 buckets.
+    /// To keep either form to C in any time span of P, count in a period of P + P/n with n + 1 buckets.
     /// For example, 70 seconds in 7 buckets never admit more than C in any minute.
     SlidingWindow {
         /// The number of buckets in a period, from 1 to 1,000. It must divide the period in
