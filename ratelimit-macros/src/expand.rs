@@ -13,7 +13,7 @@ use crate::future::{rebound_names, unpacked_names};
 use crate::generate::GeneratedCheck;
 use crate::item::{AnnotatedItem, Function, ImplBlock, InsertionPoint, Member};
 use crate::kind::AttributeKind;
-use crate::names::{closure_parameters, find_name};
+use crate::names::find_name;
 
 pub(crate) fn expand(kind: AttributeKind, args: TokenStream, item: TokenStream) -> TokenStream {
     let item = ungroup(item);
@@ -256,18 +256,13 @@ fn insertion_point(
     let arguments = function.argument_names();
     rebound.retain(|name| arguments.contains(name));
     for expr in limits.iter().flat_map(|limit| limit.rule.exprs()).chain(call.exprs()) {
-        let own = closure_parameters(expr);
-        let used = |names: &[Ident]| {
-            let names: Vec<_> = names.iter().filter(|name| !own.contains(name)).cloned().collect();
-            find_name(expr.into_token_stream(), &names)
-        };
-        if let Some(name) = used(&unpacked) {
+        if let Some(name) = find_name(expr.into_token_stream(), &unpacked) {
             let message = format!(
                 "`{name}` has no value yet when the limit is checked, #[async_trait] takes the argument apart later: give the argument a name and take it apart in the body"
             );
             errors.add(name.span(), message);
         }
-        if let Some(name) = used(&rebound) {
+        if let Some(name) = find_name(expr.into_token_stream(), &rebound) {
             let message = format!(
                 "`{name}` is not the argument where the limit is checked, in the async block: a `let` in front of it has the same name. Give that variable another name"
             );

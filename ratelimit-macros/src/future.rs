@@ -3,7 +3,7 @@
 use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{ParseStream, Parser as _};
-use syn::{Expr, ExprAsync, ExprBlock, ExprReturn, GenericArgument, Local, PathArguments, Stmt, Type, TypeParamBound};
+use syn::{Expr, ExprAsync, ExprBlock, ExprReturn, GenericArgument, Path, PathArguments, Stmt, Type, TypeParamBound};
 
 use crate::names::{bind, rebind};
 use crate::tokens::is_punct;
@@ -23,9 +23,25 @@ pub(crate) enum Tail<'a> {
 }
 
 /// A variable that may have the value of an async block.
+#[derive(PartialEq)]
 pub(crate) struct Variable {
     name: Ident,
+    /// In `Box::pin(name)`, also inside of a call.
+    is_pinned: bool,
+    /// In `Job::new(name)`, or `Box::pin(timeout(limit, name))`.
     is_wrapped: bool,
+}
+
+impl Variable {
+    fn new(name: &Ident) -> Self {
+        Self { name: name.clone(), is_pinned: false, is_wrapped: false }
+    }
+
+    fn tail_of_value(&self, value: &mut Expr) -> Tail<'static> {
+        let none = &mut |_: &[Stmt]| {};
+        let tail = if self.is_pinned { pinned(value, none) } else { tail_of(value, none) };
+        if self.is_wrapped { wrapped(tail) } else { either(Tail::Other, tail) }
+    }
 }
 
 /// The async block that a body ends in.
@@ -49,27 +65,28 @@ pub(crate) fn tail<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt]))
 
 /// Looks for the values of variables in the statements in front of them.
 fn resolve<'a>(tail: Tail<'a>, front: &mut [Stmt]) -> Tail<'a> {
-    let Tail::Variables(variables) = tail else { return tail };
-    variables.into_iter().fold(Tail::Other, |all, variable| either(all, value_of(variable, front)))
-}
-
-fn value_of(variable: Variable, front: &mut [Stmt]) -> Tail<'static> {
-    let Variable { name, is_wrapped } = variable;
-    let binds = |statement: &Stmt| {
+    let Tail::Variables(mut variables) = tail else { return tail };
+    let mut found = Tail::Other;
+    for statement in front.iter_mut().rev() {
+        let Stmt::Local(local) = statement else { continue };
         let mut names = Vec::new();
-        if let Stmt::Local(local) = statement {
-            bind(&local.pat, &mut names);
+        bind(&local.pat, &mut names);
+        let bound: Vec<_> = variables.extract_if(.., |variable| names.contains(&variable.name)).collect();
+        let Some(init) = &mut local.init else { continue };
+        for variable in bound {
+            match variable.tail_of_value(&mut init.expr) {
+                Tail::Variables(further) => {
+                    for variable in further {
+                        if !variables.contains(&variable) {
+                            variables.push(variable);
+                        }
+                    }
+                }
+                tail => found = either(found, tail),
+            }
         }
-        names.contains(&name)
-    };
-    let Some(at) = front.iter().rposition(binds) else {
-        return Tail::Variables(vec![Variable { name, is_wrapped }]);
-    };
-    let (front, [statement, ..]) = front.split_at_mut(at) else { return Tail::Other };
-    let Stmt::Local(Local { init: Some(init), .. }) = statement else { return Tail::Other };
-    let value =
-        if is_wrapped { wrapped(pinned(&mut init.expr, &mut |_| {})) } else { tail_of(&mut init.expr, &mut |_| {}) };
-    either(Tail::Other, resolve(value, front))
+    }
+    either(found, if variables.is_empty() { Tail::Other } else { Tail::Variables(variables) })
 }
 
 /// True if a function that ends so returns a future.
@@ -113,10 +130,9 @@ const OTHER_OUTPUT: [&str; 17] = [
 fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
     match expr {
         Expr::Async(block) => Tail::Block(block),
-        Expr::Path(path) => path
-            .path
-            .get_ident()
-            .map_or(Tail::Other, |name| Tail::Variables(vec![Variable { name: name.clone(), is_wrapped: false }])),
+        Expr::Path(path) => {
+            path.path.get_ident().map_or(Tail::Other, |name| Tail::Variables(vec![Variable::new(name)]))
+        }
         Expr::Group(group) => tail_of(&mut group.expr, see),
         Expr::Paren(paren) => tail_of(&mut paren.expr, see),
         Expr::Cast(cast) => tail_of(&mut cast.expr, see),
@@ -132,12 +148,18 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
         Expr::Match(matched) => {
             matched.arms.iter_mut().fold(Tail::Other, |all, arm| either(all, tail_of(&mut arm.body, see)))
         }
-        Expr::Call(call) if call.args.len() == 1 => match maker(&call.func) {
-            Some(Maker::Pin) => pinned(&mut call.args[0], see),
-            Some(Maker::Box) => tail_of(&mut call.args[0], see),
-            Some(Maker::Other) => wrapped(tail_of(&mut call.args[0], see)),
-            None => Tail::Other,
+        Expr::Call(call) => match (maker(&call.func), call.args.len()) {
+            (Some(Maker::Pin), 1) => pinned(&mut call.args[0], see),
+            (Some(Maker::Box), 1) => tail_of(&mut call.args[0], see),
+            (Some(Maker::Other), _) => {
+                call.args.iter_mut().fold(Tail::Other, |all, part| either(all, wrapped(tail_of(part, &mut |_| {}))))
+            }
+            _ => Tail::Other,
         },
+        Expr::Struct(value) => value
+            .fields
+            .iter_mut()
+            .fold(Tail::Other, |all, field| either(all, wrapped(tail_of(&mut field.expr, &mut |_| {})))),
         Expr::MethodCall(call) => {
             let is_one_of = |methods: &[&str]| methods.iter().any(|method| call.method == method);
             match () {
@@ -156,38 +178,40 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
 
 /// The tail of a value that is pinned: as a rule a future or a stream.
 fn pinned<'a>(value: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
-    match parts_of_call(value) {
-        // The variable may hold what such a call makes.
-        Tail::Other => match tail_of(value, see) {
-            variables @ Tail::Variables(_) => wrapped(variables),
-            tail => tail,
-        },
-        parts => parts,
+    let tokens = value.to_token_stream();
+    match tail_of(value, see) {
+        Tail::Other => {
+            let mut words = Vec::new();
+            find_words(tokens, &mut words);
+            if words.iter().any(|word| word == "async") {
+                return Tail::Wrapped;
+            }
+            let variables =
+                words.iter().map(|word| Variable { is_pinned: true, is_wrapped: true, ..Variable::new(word) });
+            Tail::Variables(variables.collect())
+        }
+        Tail::Variables(variables) => {
+            Tail::Variables(variables.into_iter().map(|variable| Variable { is_pinned: true, ..variable }).collect())
+        }
+        tail => tail,
     }
 }
 
-/// The tail of a value that a call makes of its receiver and arguments.
-fn parts_of_call(value: &mut Expr) -> Tail<'static> {
-    if !matches!(tail_of(value, &mut |_| {}), Tail::Other) {
-        return Tail::Other;
+fn find_words(tokens: TokenStream, words: &mut Vec<Ident>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(word) => words.push(word),
+            TokenTree::Group(group) => find_words(group.stream(), words),
+            _ => {}
+        }
     }
-    let (receiver, arguments) = match value {
-        Expr::Call(call) => (None, &mut call.args),
-        Expr::MethodCall(call) => (Some(&mut *call.receiver), &mut call.args),
-        _ => return Tail::Other,
-    };
-    receiver.into_iter().chain(arguments).fold(Tail::Other, |all, part| {
-        let of_calls = parts_of_call(part);
-        let part = if let Expr::Closure(closure) = part { &mut closure.body } else { part };
-        either(either(all, of_calls), wrapped(tail_of(part, &mut |_| {})))
-    })
 }
 
 /// The tail of a value that is made of one with this tail.
 fn wrapped(tail: Tail<'_>) -> Tail<'static> {
     match tail {
-        Tail::Variables(names) => {
-            Tail::Variables(names.into_iter().map(|name| Variable { is_wrapped: true, ..name }).collect())
+        Tail::Variables(variables) => {
+            Tail::Variables(variables.into_iter().map(|variable| Variable { is_wrapped: true, ..variable }).collect())
         }
         tail if has_block(&tail) => Tail::Wrapped,
         Tail::Wrapped => Tail::Wrapped,
@@ -212,7 +236,7 @@ enum Maker {
     Pin,
     /// `Box::new`, `Box::from`.
     Box,
-    /// `Job::new`, `Job::from`.
+    /// `Job::new`, `Job::from`, `Job`, `Ok`.
     Other,
 }
 
@@ -225,6 +249,7 @@ fn maker(function: &Expr) -> Option<Maker> {
         name if name == "pin" || name == "into_pin" && is_box || ty.is_some_and(|ty| ty == "Pin") => Some(Maker::Pin),
         name if is_box && ["pin", "from", "new", "into_pin"].iter().any(|maker| name == maker) => Some(Maker::Box),
         name if ty.is_some() && (name == "new" || name == "from") => Some(Maker::Other),
+        name if name.to_string().starts_with(char::is_uppercase) => Some(Maker::Other),
         _ => None,
     }
 }
@@ -367,21 +392,12 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
         Type::ImplTrait(ty) => &ty.bounds,
         Type::TraitObject(ty) => &ty.bounds,
         Type::Path(path) => {
+            if let Some(ty) = boxed_type(&path.path) {
+                return output_of_future(ty);
+            }
             let last = path.path.segments.last()?;
-            let PathArguments::AngleBracketed(arguments) = &last.arguments else {
-                return None;
-            };
-            let ty = arguments.args.iter().rev().find_map(|argument| match argument {
-                GenericArgument::Type(ty) => Some(ty),
-                _ => None,
-            })?;
-            return if last.ident == "Pin" || last.ident == "Box" {
-                output_of_future(ty)
-            } else if last.ident == "BoxFuture" || last.ident == "LocalBoxFuture" {
-                Some(FutureOutput::Named(ty))
-            } else {
-                None
-            };
+            let is_future = last.ident == "BoxFuture" || last.ident == "LocalBoxFuture";
+            return last_type(&last.arguments).filter(|_| is_future).map(FutureOutput::Named);
         }
         _ => return None,
     };
@@ -397,6 +413,40 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
                 _ => Some(FutureOutput::Unnamed(&last.ident)),
             }
         }
+        _ => None,
+    })
+}
+
+/// True if the name of a type, or of the trait that it implements, ends in one of these words. In `Pin<Box<..>>`, that
+/// of the value inside.
+pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
+    let is_named = |path: &Path| {
+        let name = path.segments.last().map(|last| last.ident.to_string());
+        name.is_some_and(|name| words.iter().any(|word| name.ends_with(word)))
+    };
+    let bounds = match ty {
+        Type::Group(group) => return names_type(&group.elem, words),
+        Type::Paren(paren) => return names_type(&paren.elem, words),
+        Type::ImplTrait(ty) => &ty.bounds,
+        Type::TraitObject(ty) => &ty.bounds,
+        Type::Path(path) => {
+            return is_named(&path.path) || boxed_type(&path.path).is_some_and(|ty| names_type(ty, words));
+        }
+        _ => return false,
+    };
+    bounds.iter().any(|bound| matches!(bound, TypeParamBound::Trait(bound) if is_named(&bound.path)))
+}
+
+/// `T` of `Pin<T>` and `Box<T>`.
+fn boxed_type(path: &Path) -> Option<&Type> {
+    let last = path.segments.last()?;
+    last_type(&last.arguments).filter(|_| last.ident == "Pin" || last.ident == "Box")
+}
+
+fn last_type(arguments: &PathArguments) -> Option<&Type> {
+    let PathArguments::AngleBracketed(arguments) = arguments else { return None };
+    arguments.args.iter().rev().find_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty),
         _ => None,
     })
 }

@@ -9,7 +9,9 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{FutureOutput, Tail, early_return, has_block, output_of_future, returns_early, tail, tail_block};
+use crate::future::{
+    FutureOutput, Tail, early_return, has_block, names_type, output_of_future, returns_early, tail, tail_block,
+};
 use crate::kind::AttributeKind;
 use crate::names::bind;
 use crate::tokens::{block, ends, text};
@@ -186,9 +188,11 @@ impl Function {
 
     /// Returns true if the function returns `Job::new(async { .. })`, or `Box::pin(timeout(limit, async { .. }))`.
     pub(crate) fn may_return_future(&self) -> bool {
-        // Streams are made of async blocks, too.
-        let names_stream = matches!(&self.sig.output, ReturnType::Type(_, ty) if text(ty).contains("Stream"));
-        !names_stream && self.returns(|tail| matches!(tail, Tail::Wrapped))
+        let (ReturnType::Type(_, ty), Some(body)) = (&self.sig.output, &self.body) else { return false };
+        // Streams and services are made of async blocks, too.
+        !names_type(ty, &["Stream", "Service", "Filter"])
+            && (self.returns(|tail| matches!(tail, Tail::Wrapped))
+                || text(ty).contains("Future") && text(&body.tokens).contains("async"))
     }
 
     /// Whether the end of the body, or a `return` before it, is so.

@@ -321,14 +321,14 @@ use crate::kind::AttributeKind;
 /// - A function that returns a future and ends in its async block: `async move { .. }`,
 ///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`, `async move { .. }.instrument(span)`.
 ///   Also `boxed_local`, `fuse`, `in_current_span`, `in_span`, `with_subscriber` and `with_current_subscriber`
-///   may stand behind it. The call is counted when the future is first polled. Write `async move` if the key uses an
-///   argument. A `return` before that block is a compile error, as it would not be limited. So is a `let`
-///   before it that gives another value to the name of an argument that the limit uses.
+///   may stand behind it. The call is counted when the future is first polled. Write `async move` if an
+///   argument of the attribute uses one of the function. A `return` before that block is a compile error, as it would
+///   not be limited. So is a `let` before it that gives another value to the name of an argument that the limit uses.
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
-///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. **Three kinds of methods are not
+///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. **These methods are not
 ///   limited:** those that macros generate inside the block; those that return a future by an alias without
-///   showing its async block, such as `fn put(&self) -> Answer { self.client.put() }`; and those that run an
-///   async block themselves, with `block_on` or `spawn`.
+///   showing its async block, such as `fn put(&self) -> Answer { self.client.put() }`; those that run an
+///   async block themselves, with `block_on` or `spawn`; and those that return a stream.
 /// - With `blocking`, a function that is [not async](#functions-that-are-not-async).
 ///
 /// Any other item is a compile error. Where it stands next to other attributes:

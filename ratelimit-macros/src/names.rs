@@ -6,15 +6,6 @@ use syn::{Expr, Pat, PatIdent, PatParen, PatReference, PatSlice, PatTuple, PatTu
 
 use crate::tokens::is_punct;
 
-/// The names that the parameters of a closure bind.
-pub(crate) fn closure_parameters(expr: &Expr) -> Vec<Ident> {
-    let mut names = Vec::new();
-    if let Expr::Closure(closure) = expr {
-        closure.inputs.iter().for_each(|input| bind(input, &mut names));
-    }
-    names
-}
-
 /// `R` of a closure `|outcome: &R| ..`.
 pub(crate) fn parameter_type(closure: &Expr) -> Option<&Type> {
     let Expr::Closure(closure) = closure else { return None };
@@ -124,25 +115,46 @@ pub(crate) fn bind(pat: &Pat, names: &mut Vec<Ident>) {
     }
 }
 
-/// The first of `names` that `tokens` use, also as `{name}` in a string of a macro. Fields and methods do not count.
+/// The first of `names` whose values `tokens` use, also as `{name}` in a string of a macro. Not those of fields,
+/// methods and paths, nor those that a closure or a `let` inside binds.
 pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
-    let [mut after_dot, mut after_bang] = [false; 2];
-    for token in tokens {
-        let found = match &token {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let is_sign = |at: usize, signs: &str| tokens.get(at).is_some_and(|token| is_punct(token, signs));
+    let is_word = |at: usize, word: &str| matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word);
+    let mut names = names.to_vec();
+    let (mut at, mut after_dot) = (0, false);
+    while let Some(token) = tokens.get(at) {
+        let (before, two_before) = (at.wrapping_sub(1), at.wrapping_sub(2));
+        let found = match token {
             TokenTree::Group(group) => {
-                let formatted = if after_bang { find_formatted(group.stream(), names) } else { None };
-                formatted.or_else(|| find_name(group.stream(), names))
+                let formatted = if is_sign(before, "!") { find_formatted(group.stream(), &names) } else { None };
+                formatted.or_else(|| find_name(group.stream(), &names))
             }
-            TokenTree::Ident(ident) if !after_dot && names.iter().any(|name| name.unraw() == ident.unraw()) => {
-                Some(ident.clone())
+            // The parameters of a closure; not an operator, which stands behind a value.
+            TokenTree::Punct(_)
+                if is_sign(at, "|") && (at == 0 || is_sign(before, ",=>") || is_word(before, "move")) =>
+            {
+                let end = (at + 1..tokens.len()).find(|at| is_sign(*at, "|")).unwrap_or(at);
+                let parameters: TokenStream = tokens[at..end].iter().cloned().collect();
+                names.retain(|name| find_name(parameters.clone(), std::slice::from_ref(name)).is_none());
+                at = end;
+                None
+            }
+            TokenTree::Ident(ident) if names.iter().any(|name| name.unraw() == ident.unraw()) => {
+                let is_bound = is_word(before, "let") || is_word(before, "mut") && is_word(two_before, "let");
+                let in_path = is_sign(at + 1, ":") || is_sign(before, ":") && is_sign(two_before, ":");
+                if is_bound {
+                    names.retain(|name| name.unraw() != ident.unraw());
+                }
+                (!after_dot && !is_bound && !in_path).then(|| ident.clone())
             }
             _ => None,
         };
         if found.is_some() {
             return found;
         }
-        after_dot = is_punct(&token, ".") && !after_dot; // the second dot of `..` stands in front of a value
-        after_bang = is_punct(&token, "!");
+        after_dot = is_sign(at, ".") && !after_dot; // the second dot of `..` stands in front of a value
+        at += 1;
     }
     None
 }

@@ -29,7 +29,7 @@
 //! | count | the quota: how many calls, or how much cost, a period has |
 //! | prefix | the name of a rule |
 //! | `limit` | the field `limit`: [the largest cost that is ever granted](promises#numbers) |
-//! | `retry_after` | the wait after which the cost is granted, if no other call comes. [It may be too long](promises#numbers) |
+//! | `retry_after` | the wait until the cost is granted, without other calls; [it may be too long](promises#numbers) |
 //! | period | the time for which a call counts: `ttl` and `unit`, or `period` |
 //! | key | who or what is counted: a user, an address |
 //! | counter | the state of one rule for one key |
@@ -56,7 +56,7 @@
 //! | settle | to charge what a call has used, at its end, in place of the most that it may use |
 //! | hold | what a running call has taken until it ends |
 //! | settlement by refund | a settlement that refunds the unused part, for algorithms without holds |
-//! | place | under `limit_concurrent_requests`: one of the `count` calls that may run at once. A running call holds one |
+//! | place | one of the `count` calls of `limit_concurrent_requests` that may run at once; a call holds it |
 //! | lease | the time after which a hold ends if its process no longer renews it |
 //! | cached denial | the store's refusal, which the process repeats without asking again |
 //! | prefetched permits | units of the count that a process has charged ahead, to spend without asking the store |

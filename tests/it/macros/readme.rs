@@ -42,7 +42,7 @@ async fn ask(user: &str, question: &str) -> Result<Answer, AskError> {
     Ok(Answer { tokens: 1_000 })
 }
 
-#[limit_concurrent_requests(prefix = "export", count = 3, key = tenant, lease = "30s", on_limit = Wait(max = "10s"))]
+#[limit_concurrent_requests(prefix = "export", count = 4, key = tenant, lease = "30s", on_limit = Wait(max = "10s"))]
 async fn export(tenant: u64) -> Result<File, ExportError> {
     Ok(File)
 }

@@ -70,6 +70,21 @@ fn unsupported_items() {
         ("impl S { async fn f() {} fn g() -> Alias { let b = async {}; Box::pin(timeout(limit, b)) } }", taken),
         ("impl S { async fn f() {} fn g() -> Alias { let b = timeout(limit, async {}); Box::pin(b) } }", taken),
         ("impl S { async fn f() {} fn g() -> Alias { if a { Box::pin(b(async {})) } else { h() } } }", taken),
+        ("impl S { async fn f() {} fn g() -> Answer<TcpStream> { Box::pin(timeout(limit, async {})) } }", taken),
+        (
+            "impl S { async fn f() {} fn g() -> Alias { Box::pin(if a { timeout(limit, async {}) } else { b() }) } }",
+            taken,
+        ),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(retry(|| timeout(limit, async {}))) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(retry(async || {})) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Box::pin((async {}, async {}).join()) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { let b = (async {},); let c = join(b); Box::pin(c) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Job { Job::new(id, async {}) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Job { Job(Box::pin(async {})) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Job { Job { id, f: Box::pin(async {}) } } }", taken),
+        ("impl S { async fn f() {} fn g() -> Alias { Ok(async {}.boxed()) } }", taken),
+        ("impl S { async fn f() {} fn g() -> Timeout<impl Future<Output = R>> { timeout(limit, async {}) } }", taken),
+        ("impl S { async fn f() {} fn g() -> impl TryFuture<Ok = A> { timeout(limit, async {}) } }", taken),
         ("fn f() -> Alias { Box::pin(timeout(limit, async {})) }", future),
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
@@ -151,11 +166,25 @@ fn an_argument_with_another_value_at_the_limit() {
             for argument in [
                 "limiter = id.limiter()",
                 "on_limit = Return(Ok(id))",
+                "on_limit = Return(Page { id: id })",
+                "on_limit = Return(Page { rest, id })",
+                "on_limit = Return(a | id | 5)",
+                "on_limit = Return(if a || id > 5 { 1 } else { 2 })",
                 "cost = Settled(max = 1, |done| done.rows + id)",
+                "cost = Settled(max = 1, |done| id(&mut id))",
             ] {
                 check(&format!("\"a\", 1, Days, 1, {argument}"), &item, &expected);
             }
-            for argument in ["limiter = a.id", "on_limit = Return(a.id)", "cost = Settled(max = 1, |id| id.rows)"] {
+            for argument in [
+                "limiter = a.id",
+                "limiter = id::limiter()",
+                "limiter = &crate::id",
+                "on_limit = Return(a.id)",
+                "on_limit = Return(Page { id: 0, rest: rest.map(|(id, _)| id) })",
+                "on_limit = Return({ let mut id = 5; id += 1; id })",
+                "cost = Settled(max = 1, |id| id.rows)",
+                "cost = Settled(max = 1, move |a: &A| { let id = a.id; id })",
+            ] {
                 check(&format!("\"a\", 1, Days, 1, {argument}"), &item, &[]);
             }
             let within = format!("fn f(id: u64) -> BoxFuture<R> {{ Box::pin({{ {before} async move {{ g(id) }} }}) }}");
@@ -174,6 +203,7 @@ fn blocking() {
         ("fn f() -> impl Future<Output = R> { g() }", returns),
         ("fn f() -> Alias { Box::pin(async move {}) }", returns),
         ("fn f() -> Alias { if a { Box::pin(async {}) } else { b() } }", returns),
+        ("fn f() -> Alias { let b = async {}; Box::pin(b) }", returns),
         ("const fn f() {}", "a `const fn` can't ask a limiter: leave `const` out"),
         ("fn f();", declaration),
         (
@@ -202,6 +232,11 @@ fn blocking() {
         "impl S { async fn f() {} fn g() -> BoxStream<R> { Box::pin(async {}.flatten_stream()) } }",
         "impl S { async fn f() {} fn g() -> Pin<Box<dyn Stream<Item = R>>> { iter(a).then(|b| async {}).boxed() } }",
         "impl S { async fn f() {} fn g() -> R { tokio::spawn(async {}) } }",
+        "impl S { async fn f() {} fn g() -> Worker { let a = tokio::spawn(async {}); Worker::new(a) } }",
+        "impl S { async fn f() {} fn g() -> Worker { Worker { a: tokio::spawn(async {}) } } }",
+        "impl S { async fn f() {} fn g() -> A { let a = self.runtime.block_on(async {}); A::new(a) } }",
+        "impl S { async fn f() {} fn g() -> BoxService<A> { service_fn(|a| async {}).boxed() } }",
+        "impl S { async fn f() {} fn g() -> Box<dyn Stream<Item = A>> { Box::pin(once(async {})) } }",
         "impl S { async fn f() {} fn g() -> Alias { let a = b(); Box::pin(timeout(limit, a)) } }",
         "impl S { async fn f() {} #[limit_request_per_time(skip)] fn g() -> Alias { Box::pin(h(async {})) } }",
         "impl S { async fn f() {} fn g() -> Box<R> { Box::new(async {}.now_or_never()) } }",
