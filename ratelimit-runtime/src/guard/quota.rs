@@ -44,6 +44,8 @@ struct QuotaShard {
     /// Set for good by [`QuotaBatches::close`]: no prefetch task starts any more. A running one goes on while callers
     /// wait for it.
     is_closed: bool,
+    /// Set for good by [`QuotaBatches::drain`]: what a prefetch leaves is refunded at its end.
+    is_drained: bool,
     /// The earliest time of the next sweep, if the shard is full.
     sweep_at_us: u64,
 }
@@ -54,7 +56,8 @@ struct QuotaBatch {
     counter: CounterName,
     rule: Rule,
     left: u64,
-    /// The receipt of the last charge. Its first number identifies the window.
+    /// The receipt of the window's first charge, which all permits of the window get. On Redis the first number may be
+    /// that of another window, too, and the second one differs between charges of one window.
     receipt: [u64; 2],
     /// A lower bound of the window's end, counted from when the query was sent: quota is spent
     /// until then.
@@ -76,7 +79,15 @@ struct QuotaBatch {
     invalidations: u64,
     /// Invalidated quota to be refunded: of another count, or from a prefetch that was under way. The next prefetch
     /// refunds it first, as it takes the room of the new charge.
-    owed: Option<Charge>,
+    owed: Option<Owed>,
+}
+
+/// A charge to be refunded.
+#[derive(Debug)]
+struct Owed {
+    charge: Charge,
+    /// A lower bound of its window's end.
+    ends_after_us: u64,
 }
 
 #[derive(Debug)]
@@ -212,7 +223,7 @@ impl QuotaBatches {
                 return (SpendResult::AskUpstream, follow_up); // those wait for permits under their count
             }
             let left = batch.invalidate(); // quota of another count may exceed what this count allows
-            batch.owe(left);
+            batch.owe(left, now_us);
         }
         batch.rule = *rule;
         if !batch.has_waiting() && batch.left_at(now_us) >= cost {
@@ -258,7 +269,7 @@ impl QuotaBatches {
     ) -> FollowUp {
         let mut follow_up = FollowUp::default();
         let mut shard = self.shard(prefetch.id);
-        let QuotaShard { batches, is_closed, .. } = &mut *shard;
+        let QuotaShard { batches, is_closed, is_drained, .. } = &mut *shard;
         let Some(batch) = batches.get_mut(&prefetch.id) else { return follow_up };
         batch.is_prefetching = false;
         let mut remaining = batch.rule.count();
@@ -267,7 +278,8 @@ impl QuotaBatches {
             // Invalidated meanwhile, before or after the store made this charge. So it must not be
             // spent.
             Ok((charge, is_charged)) if batch.invalidations != prefetch.invalidations => {
-                batch.owe(is_charged.then_some(charge));
+                let ends_after_us = ends_after_us(sent_us, charge.decision.reset_after_ms);
+                batch.owe(is_charged.then_some(Owed { charge, ends_after_us }), now_us);
             }
             Ok((charge, true)) => {
                 batch.add(&charge, sent_us, now_us);
@@ -282,8 +294,12 @@ impl QuotaBatches {
         }
         if batch.has_waiting() {
             follow_up.prefetch = Some(batch.next_prefetch(prefetch.id, remaining, now_us));
-        } else if !*is_closed {
-            follow_up.refund = batch.owed.take(); // otherwise `drain` takes it
+        } else if *is_drained || !*is_closed {
+            if *is_drained {
+                let left = batch.invalidate();
+                batch.owe(left, now_us);
+            }
+            follow_up.refund = batch.owed.take().map(|owed| owed.charge); // otherwise `drain` takes it
         }
         follow_up
     }
@@ -315,7 +331,7 @@ impl QuotaBatches {
     ) -> Option<FollowUp> {
         let mut shard = self.shard(id);
         let QuotaShard { batches, is_closed: false, .. } = &mut *shard else { return None };
-        let is_same_window = |batch: &&mut QuotaBatch| batch.receipt[0] == receipt[0] && now_us < batch.ends_after_us;
+        let is_same_window = |batch: &&mut QuotaBatch| batch.receipt == receipt && now_us < batch.ends_after_us;
         let batch = batches.get_mut(&id).filter(is_same_window)?;
         if count.is_some_and(|count| count != batch.rule.count()) {
             return None;
@@ -327,11 +343,11 @@ impl QuotaBatches {
     }
 
     /// The charge that refunds permits to the store. `None` if their window is not the latest one
-    /// known here.
+    /// known here. (On Redis it may be another one with the same number: the store finds out.)
     pub(super) fn charge(&self, id: CounterId, receipt: [u64; 2], cost: u64) -> Option<Charge> {
         let shard = self.shard(id);
         let batch = shard.batches.get(&id).filter(|batch| batch.receipt[0] == receipt[0])?;
-        Some(batch.charge(cost))
+        Some(batch.charge(cost, receipt))
     }
 
     /// Invalidates the quota of a counter that is reset, also quota that is still on the way.
@@ -355,11 +371,12 @@ impl QuotaBatches {
         let mut charges = Vec::new();
         for shard in &self.shards {
             let mut shard = spin_lock(shard);
+            shard.is_drained = true;
             for batch in shard.batches.values_mut() {
                 let left = batch.left_at(now_us);
                 batch.left = 0;
-                charges.extend((left > 0).then(|| batch.charge(left)));
-                charges.extend(batch.owed.take());
+                charges.extend((left > 0).then(|| batch.charge(left, batch.receipt)));
+                charges.extend(batch.owed.take().map(|owed| owed.charge));
             }
         }
         charges
@@ -465,18 +482,21 @@ impl QuotaBatch {
         let cost = preferred.min(remaining / 2).max(needed).min(remaining).max(first).min(self.rule.count()).max(1);
         self.is_prefetching = true;
         let (counter, rule, invalidations) = (self.counter.clone(), self.rule, self.invalidations);
-        Prefetch { id, counter, rule, cost, refund: self.owed.take(), invalidations }
+        Prefetch { id, counter, rule, cost, refund: self.owed.take().map(|owed| owed.charge), invalidations }
     }
 
     /// Adds permits that the store has charged.
     fn add(&mut self, charge: &Charge, sent_us: u64, now_us: u64) {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
         let ends_after_us = ends_after_us(sent_us, reset_after_ms);
-        let is_same_window = self.receipt[0] == charge.receipt[0] && now_us < self.ends_after_us;
-        self.left = if is_same_window { self.left } else { 0 } + charge.cost;
-        self.ends_after_us = if is_same_window { self.ends_after_us.max(ends_after_us) } else { ends_after_us };
+        if self.receipt[0] == charge.receipt[0] && now_us < self.ends_after_us {
+            self.left += charge.cost;
+            self.ends_after_us = self.ends_after_us.max(ends_after_us);
+        } else {
+            (self.left, self.ends_after_us, self.receipt) = (charge.cost, ends_after_us, charge.receipt);
+        }
         self.ends_by_us = now_us.saturating_add(reset_after_ms.saturating_mul(1000));
-        (self.receipt, self.remaining) = (charge.receipt, remaining);
+        self.remaining = remaining;
         (self.arrived_us, self.arrived) = (now_us, charge.cost);
     }
 
@@ -532,25 +552,30 @@ impl QuotaBatch {
     }
 
     /// Invalidates the quota, here and on the way. Returns the charge that refunds what is here.
-    fn invalidate(&mut self) -> Option<Charge> {
-        let left = mem::take(&mut self.left);
-        (self.ends_after_us, self.factor) = (0, 1);
+    fn invalidate(&mut self) -> Option<Owed> {
+        let (left, ends_after_us) = (mem::take(&mut self.left), mem::take(&mut self.ends_after_us));
+        self.factor = 1;
         self.invalidations += 1;
-        (left > 0).then(|| self.charge(left))
+        (left > 0).then(|| Owed { charge: self.charge(left, self.receipt), ends_after_us })
     }
 
     /// Notes a charge to be refunded. An earlier one of another window counts no more.
-    fn owe(&mut self, charge: Option<Charge>) {
-        let Some(mut charge) = charge else { return };
-        let earlier = self.owed.take().filter(|earlier| earlier.receipt[0] == charge.receipt[0]);
-        charge.cost += earlier.map_or(0, |earlier| earlier.cost);
-        self.owed = Some(charge);
+    fn owe(&mut self, owed: Option<Owed>, now_us: u64) {
+        let Some(owed) = owed else { return };
+        match &mut self.owed {
+            Some(Owed { charge, ends_after_us })
+                if charge.receipt[0] == owed.charge.receipt[0] && now_us < *ends_after_us =>
+            {
+                charge.cost += owed.charge.cost;
+            }
+            earlier => *earlier = Some(owed),
+        }
     }
 
-    /// A charge of this window, as the store has made it.
-    fn charge(&self, cost: u64) -> Charge {
+    /// A charge, as the store has made it.
+    fn charge(&self, cost: u64, receipt: [u64; 2]) -> Charge {
         let mut charge = Charge::new(self.rule, self.counter.clone(), cost);
-        charge.receipt = self.receipt;
+        charge.receipt = receipt;
         charge
     }
 }

@@ -389,6 +389,24 @@ async fn a_refund_after_its_window_credits_no_window_of_an_equal_number() {
     }
 }
 
+/// As above. Prefetched permits are refunded to those that are here, without asking the server.
+#[tokio::test]
+async fn a_prefetched_permit_is_not_refunded_to_a_window_of_an_equal_number() {
+    let (timed, next) = (Timed::redis().await, Duration::from_millis(2 * 450_001));
+    let (rule, key) = (Rule::new("equal", 1_000, 900 * SECOND).with_prefetch(10), fresh_key());
+    let late = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+    let in_time = timed.limiter.acquire_n(&rule, key, 2).await.unwrap();
+    assert_eq!(in_time.refund().await.unwrap(), 2);
+    assert_eq!(remaining(&timed, &rule, key).await, 997);
+    timed.advance(next);
+    pause();
+    advance(next).await;
+    resume();
+    timed.limiter.acquire_n(&rule, key, 5).await.unwrap();
+    assert_eq!(late.refund().await.unwrap(), 0);
+    assert_eq!(remaining(&timed, &rule, key).await, 995);
+}
+
 /// Of a bucket with 20 tokens: what came back before the clock was set back is not known any more.
 #[tokio::test]
 async fn a_bucket_refunds_nothing_that_was_charged_later_than_its_clock_shows() {

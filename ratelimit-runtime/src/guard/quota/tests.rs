@@ -182,6 +182,30 @@ fn quota_is_drained_once() {
     assert_eq!([drained(), drained()], [vec![SIZE - 1], vec![]]);
 }
 
+/// A caller who waits still gets its part.
+#[test]
+fn quota_that_arrives_after_the_drain_is_refunded() {
+    for is_here in [false, true] {
+        let batches = QuotaBatches::new();
+        let (prefetch, first) = wait(&batches, 100, 1, START);
+        let prefetch = prefetch.unwrap();
+        let mut first = is_here.then_some(first);
+        batches.close();
+        assert!(batches.drain(START).is_empty());
+        let mut charge = Charge::new(prefetch.rule, prefetch.counter.clone(), prefetch.cost);
+        charge.decision = Decision { limit: 100, remaining: 90, reset_after_ms: 60_000, retry_after_ms: u64::MAX };
+        charge.receipt = [7, 5];
+        let FollowUp { answers, prefetch, refund } =
+            batches.finish_prefetch(&prefetch, Ok((charge, true)), START, START);
+        assert!(prefetch.is_none());
+        let refund = refund.expect("it is closed");
+        assert_eq!((refund.cost, refund.receipt), (SIZE - u64::from(is_here), [7, 5]));
+        answers.into_iter().for_each(|(caller, answer)| drop(caller.send(answer)));
+        assert!(first.as_mut().is_none_or(is_spent));
+        assert!(batches.drain(START).is_empty());
+    }
+}
+
 #[test]
 fn quota_that_arrives_after_its_window_is_for_callers_who_waited_before() {
     // The second one ends just then, if its end was rounded up.
