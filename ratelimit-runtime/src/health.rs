@@ -97,7 +97,7 @@ impl HealthTracker {
                 Some(began) if began > known.last_failure + QUIET => began,
                 _ => known.since,
             },
-            None => now,
+            None => error.began().unwrap_or(now),
         };
         *degraded = Some(Degraded { since, last_failure: now, error: error.clone() });
         self.is_degraded.store(true, Ordering::Relaxed);
@@ -250,6 +250,17 @@ mod tests {
         assert_eq!(lasts(&tracker.health(Some(&known))), Some(TENTH));
         tracker.failed(&known);
         assert_eq!(lasts(&tracker.health(None)), Some(TENTH));
+    }
+
+    #[cfg(feature = "redis")]
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_begins_before_the_first_call_that_fails() {
+        let tracker = HealthTracker::default();
+        let known = StoreError::unavailable("no route").since(Instant::now());
+        advance(30 * QUIET).await;
+        assert_eq!(lasts(&tracker.health(Some(&known))), Some(30 * QUIET));
+        tracker.failed(&known);
+        assert_eq!(lasts(&tracker.health(Some(&known))), Some(30 * QUIET));
     }
 
     /// Without calls, no decision could end an outage.

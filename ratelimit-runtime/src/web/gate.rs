@@ -76,6 +76,8 @@ pub(super) struct AdmittedRequest {
     permit: Option<Permit>,
     hold: Option<RequestHold>,
     settle_by: Option<SettleBy>,
+    /// The limit of `status` is settled, and the only one.
+    is_only_settled: bool,
     method: Method,
 }
 
@@ -122,9 +124,11 @@ impl Gate {
                 permit: None,
                 hold: None,
                 settle_by,
+                is_only_settled: false,
                 method,
             });
         };
+        let is_only_settled = settle_by.is_some() && charges.len() == 1;
         let (rules_of, told) = (engine.clone(), if style == HeaderStyle::Ietf { charges.clone() } else { Vec::new() });
         let options = AcquireOptions::new(self.on_limit, self.on_store_error);
         let acquire = match charges.pop() {
@@ -144,7 +148,7 @@ impl Gate {
                 let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
                 let status = QuotaStatus::of_permit(&permit, name.unwrap_or(only));
                 let permit = Some(permit).filter(Permit::holds);
-                Ok(AdmittedRequest { style, policies, status, permit, hold: None, settle_by, method })
+                Ok(AdmittedRequest { style, policies, status, permit, hold: None, settle_by, is_only_settled, method })
             }
             Err(refused) => Err(self.refusal(refused, &policies, request)),
         }
@@ -250,12 +254,19 @@ impl AdmittedRequest {
     ///
     /// If this is dropped instead, all that is held is charged.
     pub(super) fn finish(self, response: &mut Parts, body_length: Option<u64>) -> Option<BodyHold> {
-        let Self { style, policies, status, hold, settle_by, method, .. } = self;
+        let Self { style, policies, mut status, hold, settle_by, is_only_settled, method, .. } = self;
+        let hold = hold.map(|hold| BodyHold::new(hold, settle_by, &method, response, body_length));
+        if is_only_settled
+            && let Some(status) = &mut status
+            && let Some(used) = hold.as_ref().and_then(BodyHold::used_by_head)
+        {
+            status.settle(used);
+        }
         // A refusal of an inner layer keeps its own fields.
         if !(problem::is_refusal(response) && style.is_written(&response.headers)) {
             style.write(&policies, status.as_ref(), &mut response.headers);
         }
-        hold.map(|hold| BodyHold::new(hold, settle_by, &method, response, body_length))
+        hold
     }
 }
 

@@ -181,6 +181,13 @@ impl<'a> QuotaStatus<'a> {
         Self { policy, cost, remaining: refused.remaining(), wait: refused.retry_after() }
     }
 
+    /// Corrects what remains once the cost is known, in place of the most that it could be.
+    pub(super) fn settle(&mut self, used: u64) {
+        let with_cost = self.remaining.saturating_add(self.cost);
+        self.remaining = with_cost.saturating_sub(used).min(self.policy.rule.limit());
+        self.cost = used;
+    }
+
     pub(super) fn policy(&self) -> QuotaPolicy<'a> {
         self.policy
     }

@@ -194,6 +194,9 @@ impl Limit {
     /// panicked, the client disconnected in between, or the body did not end. If such a body has told more,
     /// that is charged.
     ///
+    /// The fields of the response tell what remains. If this is the only limit of the layer, and the head of the
+    /// response tells the cost, they count that cost. If not, they count what is held until then.
+    ///
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Rule, web::{KeyBy, Limit, SettleBy}};
     /// # use std::time::Duration;

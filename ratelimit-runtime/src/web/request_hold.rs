@@ -103,6 +103,8 @@ enum Used {
 pub(super) struct BodyHold {
     hold: RequestHold,
     meter: Option<BodyMeter>,
+    /// The cost that the head of the response has told.
+    used_by_head: Option<u64>,
     used: u64,
     /// Bytes of the body that are still to come. `None` if their number is not known. After the last
     /// one a server may not ask for more, and drops the body.
@@ -122,9 +124,11 @@ impl BodyHold {
         let status = response.status;
         let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || *method == Method::CONNECT && status.is_success();
         let has_body = !is_upgrade && *method != Method::HEAD;
+        let mut used_by_head = None;
         let meter = settle_by.and_then(|by| match by.cost_of(response, has_body) {
             ResponseCost::Known(used) => {
                 hold.settle(Some(Used::Exactly(used)));
+                used_by_head = Some(used);
                 None
             }
             ResponseCost::Measured(meter) => Some(meter),
@@ -134,7 +138,7 @@ impl BodyHold {
             }
         });
         let announced = || response.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-        let mut body = Self { hold, meter, used: 0, left: length.or_else(announced) };
+        let mut body = Self { hold, meter, used_by_head, used: 0, left: length.or_else(announced) };
         if length == Some(0) {
             if is_upgrade {
                 body.hold.check_upgrade();
@@ -142,6 +146,10 @@ impl BodyHold {
             body.end();
         }
         body
+    }
+
+    pub(super) fn used_by_head(&self) -> Option<u64> {
+        self.used_by_head
     }
 
     /// Takes a part of the body in.

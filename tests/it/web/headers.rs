@@ -170,6 +170,23 @@ async fn headers_report_a_settled_rule_that_is_the_tightest() {
     }
 }
 
+/// Of one limit, what the head of the response tells is known when its fields are written. Of several, another one may
+/// be the tightest by then.
+#[tokio::test]
+async fn headers_report_a_cost_that_the_head_tells() {
+    let rule = Rule::new("item", 5, MINUTE).with_algorithm(Algorithm::SlidingLog);
+    let remaining = async |used: u64, limits: &[Limit]| {
+        let limits = limits.iter().cloned().chain([Limit::new(rule).settle(2, SettleBy::response(move |_| used))]);
+        let layer = RateLimitLayer::new(limits).limiter(Limiter::in_memory()).headers(HeaderStyle::RateLimit);
+        let response = send(&behind(layer), anonymous()).await;
+        response.headers()["ratelimit-remaining"].to_str().unwrap().parse::<u64>().unwrap()
+    };
+    for (used, expected) in [(0, 5), (1, 4), (2, 3), (4, 1), (9, 0)] {
+        assert_eq!(remaining(used, &[]).await, expected);
+        assert_eq!(remaining(used, &[Limit::new(per_minute(10))]).await, 3);
+    }
+}
+
 /// Layers one around the other: a list can name both, a triple the tighter one, whichever it is.
 #[tokio::test]
 async fn headers_of_nested_layers_are_combined() {
