@@ -156,6 +156,9 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
             }
             _ => Tail::Other,
         },
+        Expr::Tuple(tuple) => {
+            tuple.elems.iter_mut().fold(Tail::Other, |all, part| either(all, wrapped(tail_of(part, &mut |_| {}))))
+        }
         Expr::Struct(value) => value
             .fields
             .iter_mut()
@@ -178,23 +181,31 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
 
 /// The tail of a value that is pinned: as a rule a future or a stream.
 fn pinned<'a>(value: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
-    let tokens = value.to_token_stream();
-    match tail_of(value, see) {
-        Tail::Other => {
-            let mut words = Vec::new();
-            find_words(tokens, &mut words);
-            if words.iter().any(|word| word == "async") {
-                return Tail::Wrapped;
-            }
-            let variables =
-                words.iter().map(|word| Variable { is_pinned: true, is_wrapped: true, ..Variable::new(word) });
-            Tail::Variables(variables.collect())
-        }
-        Tail::Variables(variables) => {
-            Tail::Variables(variables.into_iter().map(|variable| Variable { is_pinned: true, ..variable }).collect())
-        }
-        tail => tail,
+    let words = words_of(value.to_token_stream());
+    let tail = tail_of(value, see);
+    if has_block(&tail) || matches!(tail, Tail::Wrapped) {
+        return tail;
     }
+    if words.iter().any(|word| word == "async") {
+        return Tail::Wrapped;
+    }
+    let mut variables = if let Tail::Variables(variables) = tail { variables } else { Vec::new() };
+    for variable in &mut variables {
+        variable.is_pinned = true;
+    }
+    for word in &words {
+        if variables.iter().all(|variable| variable.name != *word) {
+            variables.push(Variable { is_pinned: true, is_wrapped: true, ..Variable::new(word) });
+        }
+    }
+    Tail::Variables(variables)
+}
+
+/// All words of an expression or a type.
+pub(crate) fn words_of(tokens: TokenStream) -> Vec<Ident> {
+    let mut words = Vec::new();
+    find_words(tokens, &mut words);
+    words
 }
 
 fn find_words(tokens: TokenStream, words: &mut Vec<Ident>) {
@@ -417,8 +428,8 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
     })
 }
 
-/// True if the name of a type, or of the trait that it implements, ends in one of these words. In `Pin<Box<..>>`, that
-/// of the value inside.
+/// True if the name of a type, or of the trait that it implements, ends in one of these words. In `Pin<Box<..>>` and
+/// the like, that of the value inside.
 pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
     let is_named = |path: &Path| {
         let name = path.segments.last().map(|last| last.ident.to_string());
@@ -430,7 +441,7 @@ pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
         Type::ImplTrait(ty) => &ty.bounds,
         Type::TraitObject(ty) => &ty.bounds,
         Type::Path(path) => {
-            return is_named(&path.path) || boxed_type(&path.path).is_some_and(|ty| names_type(ty, words));
+            return is_named(&path.path) || types_inside(&path.path).any(|ty| names_type(ty, words));
         }
         _ => return false,
     };
@@ -441,6 +452,20 @@ pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
 fn boxed_type(path: &Path) -> Option<&Type> {
     let last = path.segments.last()?;
     last_type(&last.arguments).filter(|_| last.ident == "Pin" || last.ident == "Box")
+}
+
+/// The types in `Pin<..>`, `Result<..>` and the like.
+fn types_inside(path: &Path) -> impl Iterator<Item = &Type> {
+    const HOLDERS: [&str; 6] = ["Box", "Option", "Pin", "Response", "Result", "Sse"];
+    let last = path.segments.last().filter(|last| HOLDERS.iter().any(|holder| last.ident == holder));
+    let arguments = last.and_then(|last| match &last.arguments {
+        PathArguments::AngleBracketed(arguments) => Some(&arguments.args),
+        _ => None,
+    });
+    arguments.into_iter().flatten().filter_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty),
+        _ => None,
+    })
 }
 
 fn last_type(arguments: &PathArguments) -> Option<&Type> {

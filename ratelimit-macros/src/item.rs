@@ -11,6 +11,7 @@ use crate::entry_points::contains_check;
 use crate::errors::fail;
 use crate::future::{
     FutureOutput, Tail, early_return, has_block, names_type, output_of_future, returns_early, tail, tail_block,
+    words_of,
 };
 use crate::kind::AttributeKind;
 use crate::names::bind;
@@ -190,9 +191,10 @@ impl Function {
     pub(crate) fn may_return_future(&self) -> bool {
         let (ReturnType::Type(_, ty), Some(body)) = (&self.sig.output, &self.body) else { return false };
         // Streams and services are made of async blocks, too.
-        !names_type(ty, &["Stream", "Service", "Filter"])
-            && (self.returns(|tail| matches!(tail, Tail::Wrapped))
-                || text(ty).contains("Future") && text(&body.tokens).contains("async"))
+        let is_other = names_type(ty, &["Body", "Filter", "Service", "Stream"]);
+        let names_future = || words_of(ty.to_token_stream()).iter().any(|word| word.to_string().ends_with("Future"));
+        let has_async = || words_of(body.tokens.clone()).iter().any(|word| word == "async");
+        !is_other && (self.returns(|tail| matches!(tail, Tail::Wrapped)) || names_future() && has_async())
     }
 
     /// Whether the end of the body, or a `return` before it, is so.

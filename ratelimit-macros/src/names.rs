@@ -2,7 +2,10 @@
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::ext::IdentExt as _;
-use syn::{Expr, Pat, PatIdent, PatParen, PatReference, PatSlice, PatTuple, PatTupleStruct, PatType, Type, UnOp};
+use syn::parse::{ParseStream, Parser as _};
+use syn::{
+    Expr, Pat, PatIdent, PatParen, PatReference, PatSlice, PatTuple, PatTupleStruct, PatType, Token, Type, UnOp,
+};
 
 use crate::tokens::is_punct;
 
@@ -122,30 +125,41 @@ pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
     let is_sign = |at: usize, signs: &str| tokens.get(at).is_some_and(|token| is_punct(token, signs));
     let is_word = |at: usize, word: &str| matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word);
     let mut names = names.to_vec();
-    let (mut at, mut after_dot) = (0, false);
+    // Inside of a closure: the names outside of it. Behind a `let`: the names that count until its end.
+    let (mut outside, mut bound) = (None, Vec::new());
+    let (mut at, mut after_dot, mut parameters_end) = (0, false, None);
     while let Some(token) = tokens.get(at) {
         let (before, two_before) = (at.wrapping_sub(1), at.wrapping_sub(2));
+        // A `|` behind a value is an operator.
+        let begins_value = at == 0
+            || parameters_end == Some(before)
+            || matches!(tokens.get(before), Some(TokenTree::Punct(_))) && !is_sign(before, "|?>")
+            || is_sign(before, ">") && is_sign(two_before, "=")
+            || ["async", "move", "return"].iter().any(|word| is_word(before, word));
         let found = match token {
             TokenTree::Group(group) => {
                 let formatted = if is_sign(before, "!") { find_formatted(group.stream(), &names) } else { None };
                 formatted.or_else(|| find_name(group.stream(), &names))
             }
-            // The parameters of a closure; not an operator, which stands behind a value.
-            TokenTree::Punct(_)
-                if is_sign(at, "|") && (at == 0 || is_sign(before, ",=>") || is_word(before, "move")) =>
-            {
+            TokenTree::Punct(_) if is_sign(at, "|") && begins_value => {
                 let end = (at + 1..tokens.len()).find(|at| is_sign(*at, "|")).unwrap_or(at);
-                let parameters: TokenStream = tokens[at..end].iter().cloned().collect();
-                names.retain(|name| find_name(parameters.clone(), std::slice::from_ref(name)).is_none());
-                at = end;
+                let parameters = parameter_names(tokens.get(at + 1..end).unwrap_or_default().iter().cloned().collect());
+                outside.get_or_insert_with(|| names.clone());
+                names.retain(|name| !parameters.contains(name));
+                (at, parameters_end) = (end, Some(end));
+                None
+            }
+            TokenTree::Punct(_) if is_sign(at, ",;") => {
+                names = outside.take().unwrap_or(names);
+                if is_sign(at, ";") {
+                    names.retain(|name| !bound.contains(name));
+                }
                 None
             }
             TokenTree::Ident(ident) if names.iter().any(|name| name.unraw() == ident.unraw()) => {
                 let is_bound = is_word(before, "let") || is_word(before, "mut") && is_word(two_before, "let");
+                bound.extend(is_bound.then(|| ident.clone()));
                 let in_path = is_sign(at + 1, ":") || is_sign(before, ":") && is_sign(two_before, ":");
-                if is_bound {
-                    names.retain(|name| name.unraw() != ident.unraw());
-                }
                 (!after_dot && !is_bound && !in_path).then(|| ident.clone())
             }
             _ => None,
@@ -157,6 +171,22 @@ pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
         at += 1;
     }
     None
+}
+
+/// The names that the parameters of a closure bind.
+fn parameter_names(parameters: TokenStream) -> Vec<Ident> {
+    let names = |input: ParseStream<'_>| {
+        let mut names = Vec::new();
+        while !input.is_empty() {
+            bind(&Pat::parse_single(input)?, &mut names);
+            if input.parse::<Option<Token![:]>>()?.is_some() {
+                input.parse::<Type>()?;
+            }
+            input.parse::<Option<Token![,]>>()?;
+        }
+        Ok(names)
+    };
+    names.parse2(parameters).unwrap_or_default()
 }
 
 /// The first of `names` in the format string of a macro's arguments.

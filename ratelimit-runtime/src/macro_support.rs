@@ -13,7 +13,7 @@ use crate::{
     },
     rule::{
         algorithm::RuleField,
-        limits::{EXACT, RuleFault, is_lease},
+        limits::{EXACT, RuleFault, is_lease, lease_bounds},
     },
 };
 pub use crate::{
@@ -88,7 +88,7 @@ pub const fn concurrent(prefix: &'static str, count: u64, lease_ms: u64) -> Rule
 /// A rule for places whose count is known at the call. It is 0 until [`with_count`].
 #[must_use]
 pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Rule {
-    assert!(is_lease(Duration::from_millis(lease_ms)), "`lease` must be at least 1 s, and at most 1 day");
+    assert!(is_lease(Duration::from_millis(lease_ms)), concat!("`lease` must be ", lease_bounds!()));
     rule_without_count(prefix, 1, lease_ms).with_algorithm(Algorithm::Concurrent)
 }
 
@@ -154,7 +154,7 @@ pub const fn rule_per_time(rule: Rule) -> Rule {
 #[must_use]
 pub const fn rule_of_places(rule: Rule) -> Rule {
     assert!(rule.is_concurrent(), "the rule limits calls per time: write #[limit_request_per_time(rule = ..)]");
-    assert!(is_lease(rule.period()), "the period of the rule is the lease: it must be at least 1 s, and at most 1 day");
+    assert!(is_lease(rule.period()), concat!("the period of the rule is the lease: it must be ", lease_bounds!()));
     complete(rule)
 }
 

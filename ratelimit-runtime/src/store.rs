@@ -369,9 +369,10 @@ pub struct Charge {
     pub slot_delay: Duration,
     /// Written by the store on a charge, for itself: identifies the charge in [`Store::refund`].
     ///
-    /// For [`Rule::with_prefetch`](crate::Rule::with_prefetch), it has to identify the window of a `FixedWindow`. The
-    /// first number is the same in all charges of one window. In the next one it is another, or else the second number
-    /// is. The limiter compares them, to spend no permit in a later window.
+    /// For [`Rule::with_prefetch`](crate::Rule::with_prefetch), the first number has to identify the window of a
+    /// `FixedWindow`: it is the same in all charges of one window, and another one in the next. The limiter compares
+    /// it, to spend no permit in a later window. (On Redis a later window may have it, too. Then the second number
+    /// differs.)
     pub receipt: [u64; 2],
 }
 

@@ -41,4 +41,4 @@ pub use proxy::{Mode, Proxy};
 pub use sentinel::{RedisSentinel, RedisSentinelBuilder};
 pub use server::{RedisServer, RedisServerBuilder};
 pub use tls::TlsFiles;
-pub use user::documented_acl;
+pub use user::{documented_acl, documented_acl_of_prefix};

@@ -23,6 +23,17 @@ pub fn documented_acl() -> &'static str {
     section().lines().find(|line| line.starts_with("ACL SETUSER ")).expect("a line `ACL SETUSER ..`")
 }
 
+/// As [`documented_acl`], for the user `some` with the password `secret`, who may use the counters of a prefix only.
+pub fn documented_acl_of_prefix(prefix: &str) -> String {
+    let words = documented_acl().split(' ').map(|word| match word {
+        "limiter" => "some".to_owned(),
+        word if word.starts_with('>') => ">secret".to_owned(),
+        word if word.starts_with('~') => format!("~{prefix}:*"),
+        word => word.to_owned(),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
 impl User {
     /// With all rights of the section, on all keys: most tests have no namespace. Those of sentinels are for
     /// another user.

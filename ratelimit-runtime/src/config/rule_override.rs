@@ -8,7 +8,7 @@ use crate::{
     duration::ReadableDuration,
     rule::{
         call_kind::{CallCost, CallKind},
-        limits::{MOST_BUCKETS, is_lease},
+        limits::{MOST_BUCKETS, is_lease, lease_bounds},
     },
 };
 
@@ -99,8 +99,8 @@ impl RuleOverride {
                 can_after.name
             )),
             () if rule.is_concurrent() && self.period.is_some_and(|lease| !is_lease(lease)) => Some(format!(
-                "the time of a limit of concurrent calls is the lease of a place, and must be at least 1 s, and at most \
-                 1 day; the file says {}",
+                "the time of a limit of concurrent calls is the lease of a place, and must be {}; the file says {}",
+                lease_bounds!(),
                 ReadableDuration(changed.period())
             )),
             () if before == after => None,

@@ -83,6 +83,14 @@ pub(crate) const fn is_lease(time: Duration) -> bool {
     1_000 <= time.as_millis() && time.as_millis() <= 86_400_000
 }
 
+/// The times of [`is_lease`], for messages.
+macro_rules! lease_bounds {
+    () => {
+        "at least 1 s, and at most 1 day"
+    };
+}
+pub(crate) use lease_bounds;
+
 /// The reason why a rule is invalid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RuleFault {

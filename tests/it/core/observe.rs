@@ -203,6 +203,20 @@ async fn a_call_that_a_full_memory_store_refuses_counts_as_denied() {
     assert_eq!(seen, counted([("fallback_decisions_total policy=deny", 1)]));
 }
 
+/// Less than a tenth, rounded up: 1 and 0 of 20; 2, 1 and 0 of 25.
+#[tokio::test]
+async fn calls_that_leave_less_than_a_tenth_are_near_the_limit() {
+    let recorder = Recorder::install();
+    let limiter = Limiter::in_memory();
+    for (count, near) in [(20, 2), (25, 3)] {
+        let rule = Rule::new("item", count, MINUTE);
+        for _ in 0..count {
+            limiter.acquire(&rule, count).await.unwrap();
+        }
+        assert_eq!(recorder.take().get("near_limit_total rule=item"), Some(&near), "of {count}");
+    }
+}
+
 /// Calls that wait are one decision each, however often the store is asked for them.
 #[tokio::test]
 async fn a_waiting_call_is_counted_once_when_it_ends() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use ratelimit_harness::{Mode, Proxy, RedisCluster, RedisServer};
+use ratelimit_harness::{Mode, Proxy, RedisCluster, RedisServer, documented_acl_of_prefix};
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Rule};
 use tokio::time::sleep;
@@ -207,8 +207,7 @@ async fn a_counter_of_another_type_fails_alone_in_its_batch() {
 #[tokio::test]
 async fn a_counter_without_rights_fails_alone_in_its_batch() {
     let server = RedisServer::start();
-    let rights =
-        "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set +incrby +pttl +time";
+    let rights = documented_acl_of_prefix("mine");
     server.command(&rights.split(' ').map(str::as_bytes).collect::<Vec<_>>());
     let url = server.url().replace("redis://", "redis://some:secret@");
     let builder = Limiter::builder(&url).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(20));
@@ -307,9 +306,8 @@ async fn batching_can_be_turned_off() {
 /// A server with a user who may use the counters of the prefix `mine` only, and a limiter behind a proxy.
 async fn with_few_rights() -> (Limiter, Proxy, RedisServer) {
     let server = RedisServer::start();
-    let rights = "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set \
-                  +setrange +incrby +decrby +del +pttl +pexpire +time";
-    server.command(&rights.split_whitespace().map(str::as_bytes).collect::<Vec<_>>());
+    let rights = documented_acl_of_prefix("mine");
+    server.command(&rights.split(' ').map(str::as_bytes).collect::<Vec<_>>());
     let proxy = Proxy::start(server.port());
     let url = proxy.url().replace("redis://", "redis://some:secret@");
     let builder = Limiter::builder(&url).on_store_error(OnStoreError::Deny);

@@ -11,7 +11,6 @@ fn unsupported_items() {
     let declaration =
         "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
     let future = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
-    let taken = "this method returns a value that is made of an async block, and may be a future: write #[limit_request_per_time(skip)], or end the method in the block or in `Box::pin` of it";
     for (item, expected) in [
         ("fn f() {}", sync),
         ("fn f() -> impl Fn() { move || async move {} }", sync),
@@ -55,36 +54,8 @@ fn unsupported_items() {
             future,
         ),
         ("fn f() -> Alias { match a { 1 => return Box::pin(async {}), _ => h() } }", future),
-        ("impl S { async fn f() {} fn g() -> Job { if a { return Job::new(async {}); } self.h() } }", taken),
         ("fn f() -> R { if a { return block_on(async {}); } r() }", blocks),
         ("fn f() -> R { let a = || { return async {}; }; a.run() }", sync),
-        ("impl S { async fn f() {} fn g() -> Job { Job::new(async {}) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Job { if a { Job::new(async {}) } else { b } } }", taken),
-        ("impl S { async fn f() {} fn g() -> Job { let b = async {}; Job::new(b) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(ID.scope(id, async {})) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(timeout(limit, async {}.boxed())) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { timeout(limit, async {}).boxed() } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::into_pin(Box::new(timeout(limit, async {}))) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(retry(|| async {}).on(a).map(b)) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(a(b(c(async {})))) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { let b = async {}; Box::pin(timeout(limit, b)) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { let b = timeout(limit, async {}); Box::pin(b) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { if a { Box::pin(b(async {})) } else { h() } } }", taken),
-        ("impl S { async fn f() {} fn g() -> Answer<TcpStream> { Box::pin(timeout(limit, async {})) } }", taken),
-        (
-            "impl S { async fn f() {} fn g() -> Alias { Box::pin(if a { timeout(limit, async {}) } else { b() }) } }",
-            taken,
-        ),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(retry(|| timeout(limit, async {}))) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::pin(retry(async || {})) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Box::pin((async {}, async {}).join()) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { let b = (async {},); let c = join(b); Box::pin(c) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Job { Job::new(id, async {}) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Job { Job(Box::pin(async {})) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Job { Job { id, f: Box::pin(async {}) } } }", taken),
-        ("impl S { async fn f() {} fn g() -> Alias { Ok(async {}.boxed()) } }", taken),
-        ("impl S { async fn f() {} fn g() -> Timeout<impl Future<Output = R>> { timeout(limit, async {}) } }", taken),
-        ("impl S { async fn f() {} fn g() -> impl TryFuture<Ok = A> { timeout(limit, async {}) } }", taken),
         ("fn f() -> Alias { Box::pin(timeout(limit, async {})) }", future),
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
@@ -97,6 +68,46 @@ fn unsupported_items() {
         ),
     ] {
         check("\"a\", 1, Days, 1, key = (self.b, id)", item, &[expected]);
+    }
+}
+
+#[test]
+fn methods_that_may_return_a_future() {
+    let expected = "this method returns a value that is made of an async block, and may be a future: write #[limit_request_per_time(skip)], or end the method in the block or in `Box::pin` of it";
+    for method in [
+        "fn g() -> Job { if a { return Job::new(async {}); } self.h() }",
+        "fn g() -> Job { Job::new(async {}) }",
+        "fn g() -> Job { if a { Job::new(async {}) } else { b } }",
+        "fn g() -> Job { let b = async {}; Job::new(b) }",
+        "fn g() -> Alias { Box::pin(ID.scope(id, async {})) }",
+        "fn g() -> Alias { Box::pin(timeout(limit, async {}.boxed())) }",
+        "fn g() -> Alias { timeout(limit, async {}).boxed() }",
+        "fn g() -> Alias { Box::into_pin(Box::new(timeout(limit, async {}))) }",
+        "fn g() -> Alias { Box::pin(retry(|| async {}).on(a).map(b)) }",
+        "fn g() -> Alias { Box::pin(a(b(c(async {})))) }",
+        "fn g() -> Alias { let b = async {}; Box::pin(timeout(limit, b)) }",
+        "fn g() -> Alias { let b = timeout(limit, async {}); Box::pin(b) }",
+        "fn g() -> Alias { if a { Box::pin(b(async {})) } else { h() } }",
+        "fn g() -> Answer<TcpStream> { Box::pin(timeout(limit, async {})) }",
+        "fn g() -> Alias { Box::pin(retry(|| timeout(limit, async {}))) }",
+        "fn g() -> Alias { Box::pin(retry(async || {})) }",
+        "fn g() -> Alias { Box::pin((async {}, async {}).join()) }",
+        "fn g() -> Alias { let b = (async {},); let c = join(b); Box::pin(c) }",
+        "fn g() -> Job { Job::new(id, async {}) }",
+        "fn g() -> Job { Job(Box::pin(async {})) }",
+        "fn g() -> Alias { Box::pin(Retry::new(policy, || async {})) }",
+        "fn g() -> Alias { Box::pin(Job::new(id, timeout(async {}))) }",
+        "fn g() -> Alias { Box::pin(if a { b } else { timeout(async {}) }) }",
+        "fn g() -> Alias { let a = self.b(); Box::pin(a.then(|c| async {})) }",
+        "fn g() -> (Alias, u64) { (Box::pin(async {}), 5) }",
+        "fn g() -> Job { Job { id, f: Box::pin(async {}) } }",
+        "fn g() -> Alias { Ok(async {}.boxed()) }",
+        "fn g() -> Timeout<impl Future<Output = R>> { timeout(limit, async {}) }",
+        "fn g() -> impl TryFuture<Ok = A> { timeout(limit, async {}) }",
+        "fn g() -> Alias { Box::pin(if a { timeout(limit, async {}) } else { b() }) }",
+        "fn g() -> Job { let a = b(); let c = async {}; Box::pin(Job::new(a, d(c))) }",
+    ] {
+        check("\"a\", 1, Days, 1", &format!("impl S {{ async fn f() {{}} {method} }}"), &[expected]);
     }
 }
 
@@ -169,6 +180,8 @@ fn an_argument_with_another_value_at_the_limit() {
                 "on_limit = Return(Page { id: id })",
                 "on_limit = Return(Page { rest, id })",
                 "on_limit = Return(a | id | 5)",
+                "on_limit = Return(a.b(|id| id.c, id))",
+                "on_limit = Return({ let id = id.trim(); id })",
                 "on_limit = Return(if a || id > 5 { 1 } else { 2 })",
                 "cost = Settled(max = 1, |done| done.rows + id)",
                 "cost = Settled(max = 1, |done| id(&mut id))",
@@ -183,7 +196,10 @@ fn an_argument_with_another_value_at_the_limit() {
                 "on_limit = Return(Page { id: 0, rest: rest.map(|(id, _)| id) })",
                 "on_limit = Return({ let mut id = 5; id += 1; id })",
                 "cost = Settled(max = 1, |id| id.rows)",
+                "on_limit = Return(Page { id: 0, map: |id| id })",
+                "on_limit = Return(a.map(&|id| id.b).map(|a| |id| id))",
                 "cost = Settled(max = 1, move |a: &A| { let id = a.id; id })",
+                "cost = Settled(max = 1, |id: &Rows| id.rows)",
             ] {
                 check(&format!("\"a\", 1, Days, 1, {argument}"), &item, &[]);
             }
@@ -237,6 +253,9 @@ fn blocking() {
         "impl S { async fn f() {} fn g() -> A { let a = self.runtime.block_on(async {}); A::new(a) } }",
         "impl S { async fn f() {} fn g() -> BoxService<A> { service_fn(|a| async {}).boxed() } }",
         "impl S { async fn f() {} fn g() -> Box<dyn Stream<Item = A>> { Box::pin(once(async {})) } }",
+        "impl S { async fn f() {} fn g() -> Result<BoxStream<A>, E> { Ok(self.b().then(|a| async {}).boxed()) } }",
+        "impl S { async fn f() {} fn g() -> Sse<BoxStream<A>> { Sse::new(once(async {}).boxed()) } }",
+        "impl S { async fn f() {} fn g() -> Option<FuturesContract> { self.async_cache.get() } }",
         "impl S { async fn f() {} fn g() -> Alias { let a = b(); Box::pin(timeout(limit, a)) } }",
         "impl S { async fn f() {} #[limit_request_per_time(skip)] fn g() -> Alias { Box::pin(h(async {})) } }",
         "impl S { async fn f() {} fn g() -> Box<R> { Box::new(async {}.now_or_never()) } }",

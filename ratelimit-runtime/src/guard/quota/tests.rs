@@ -200,7 +200,9 @@ fn quota_that_arrives_after_the_drain_is_refunded() {
         assert!(prefetch.is_none());
         let refund = refund.expect("it is closed");
         assert_eq!((refund.cost, refund.receipt), (SIZE - u64::from(is_here), [7, 5]));
-        answers.into_iter().for_each(|(caller, answer)| drop(caller.send(answer)));
+        for (caller, answer) in answers {
+            drop(caller.send(answer));
+        }
         assert!(first.as_mut().is_none_or(is_spent));
         assert!(batches.drain(START).is_empty());
     }
