@@ -1,6 +1,10 @@
 //! The limit that an upstream announces in the header fields of a response.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    cmp::Ordering,
+    collections::HashSet,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use http::{
     HeaderMap, StatusCode,
@@ -19,6 +23,8 @@ pub(super) struct Announcement {
     pub(super) remaining: Option<u64>,
     /// Nothing tells what remains. It is the quota of a policy, and the reset is its whole window.
     pub(super) is_policy: bool,
+    /// Of such policies, the least quota: no more calls are sent at once.
+    pub(super) at_once: Option<u64>,
     /// Time until the window ends.
     pub(super) reset: Option<Duration>,
     pub(super) retry_after: Option<Duration>,
@@ -51,10 +57,16 @@ impl Announcement {
         for prefix in PREFIXES {
             said.read_triple(prefix, headers, now);
         }
-        let policy = policies.iter().find(|policy| Some(policy.quota) == said.limit).or(policies.first());
         said.is_policy = said.remaining.is_none();
-        // A quota without a time is no limit that can be kept to.
-        if let Some(policy) = policy.filter(|policy| !said.is_policy || policy.window.is_some()) {
+        let policy = if said.is_policy {
+            // A quota without a time is no limit that can be kept to.
+            let timed = || policies.iter().filter(|policy| policy.window.is_some());
+            said.at_once = timed().map(|policy| policy.quota).min();
+            timed().min_by(|one, other| one.compare_rate(other))
+        } else {
+            policies.iter().find(|policy| Some(policy.quota) == said.limit).or(policies.first())
+        };
+        if let Some(policy) = policy {
             said.limit = said.limit.or(Some(policy.quota));
             said.reset = said.reset.or(policy.window);
             // The call itself took one.
@@ -83,7 +95,8 @@ impl Announcement {
     fn read_structured(&mut self, headers: &HeaderMap) -> Vec<Policy> {
         let (counted, others): (Vec<_>, Vec<_>) = lists(headers, "ratelimit-policy").partition(counts_requests);
         let mut policies: Vec<Policy> = counted.iter().filter_map(Policy::of).collect();
-        let is_other = |name: &Option<String>| name.is_some() && others.iter().any(|item| self::name(item) == *name);
+        let others: HashSet<String> = others.iter().filter_map(name).collect();
+        let is_other = |name: &Option<String>| name.as_ref().is_some_and(|name| others.contains(name));
         policies.sort_by_key(|policy| policy.quota);
         let mut least: Option<(u64, Option<Duration>, Option<String>)> = None;
         for item in lists(headers, "ratelimit").filter(|item| !is_other(&name(item))) {
@@ -156,6 +169,12 @@ impl Policy {
         let quota = number(&item.params, "q").or_else(|| whole(&item.bare_item))?;
         let window = number(&item.params, "w").filter(|window| *window > 0).map(Duration::from_secs);
         Some(Self { name: name(item), quota, window })
+    }
+
+    /// The slower one is less.
+    fn compare_rate(&self, other: &Self) -> Ordering {
+        let window = |policy: &Self| u128::from(policy.window.unwrap_or_default().as_secs());
+        (u128::from(self.quota) * window(other)).cmp(&(u128::from(other.quota) * window(self)))
     }
 }
 
@@ -309,6 +328,21 @@ mod tests {
         assert_eq!(numbers(&all), (Some(100), Some(50), Some(30)));
         assert_eq!(numbers(&[policies, ("RateLimit", "\"open\";r=0")]), (Some(100), Some(99), Some(60)));
         assert_eq!(numbers(&[policies]), (Some(100), Some(99), Some(60)));
+    }
+
+    /// Of a quota per second and one per day, that of the day is used up first.
+    #[test]
+    fn of_several_policies_alone_the_slowest_counts() {
+        for (fields, expected, at_once) in [
+            ("\"burst\";q=10;w=1, \"day\";q=1000;w=86400", (1000, 999, 86400), 10),
+            ("\"day\";q=100000000;w=86400, \"burst\";q=10;w=1", (10, 9, 1), 10),
+            ("\"open\";q=5, \"minute\";q=100;w=60", (100, 99, 60), 100),
+        ] {
+            let (limit, remaining, reset) = expected;
+            let fields = [("RateLimit-Policy", fields)];
+            assert_eq!(numbers(&fields), (Some(limit), Some(remaining), Some(reset)));
+            assert_eq!(said(200, &fields).at_once, Some(at_once));
+        }
     }
 
     #[test]

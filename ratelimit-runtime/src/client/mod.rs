@@ -78,7 +78,8 @@
 //!
 //! Of a field that comes several times, the least number of calls and the longest time count. A
 //! `RateLimit-Policy` without `RateLimit` opens a window with the quota `q` for the time `w`; without `w` it is
-//! ignored. If `longest_pause` is shorter than `w`, the window is cut to it, and `q` in proportion.
+//! ignored. Of several, the slowest one counts, and no more calls are sent at once than the least `q` allows. For that,
+//! and if `longest_pause` is shorter than `w`, the window is cut, and `q` in proportion.
 //!
 //! # When something fails
 //!

@@ -398,13 +398,17 @@ impl UpstreamState {
         }
         let longest = self.longest_pause.min(LONGEST_WINDOW);
         let (announced, length) = match said.remaining {
+            Some(remaining) if said.is_policy => (remaining, said.length().unwrap_or(UNSAID)),
             // A larger number does not fit the counter, so it is asked for again and again.
             Some(remaining) if remaining > MOST => (MOST, said.length().unwrap_or(UNSAID).min(UNANNOUNCED)),
             Some(remaining) => (remaining, said.length().unwrap_or(UNSAID)),
             None => (MOST, UNANNOUNCED),
         };
-        let announced = if said.is_policy { share(announced, length, longest) } else { announced };
-        let mut length = length.min(longest);
+        let (announced, mut length) = if said.is_policy {
+            part_of_policy(announced, said.at_once.unwrap_or(MOST).min(MOST), length, longest)
+        } else {
+            (announced, length.min(longest))
+        };
         // Without a limit, a later one says nothing of what remains.
         let limit = said.limit.unwrap_or(if said.is_announced() { 0 } else { MOST }).min(MOST);
         self.counters.reset(&CREDITS).await?;
@@ -558,18 +562,43 @@ impl UpstreamState {
     }
 }
 
-/// The part of a policy's quota for a window that is cut short: nothing else tells what remains.
-fn share(announced: u64, length: Duration, longest: Duration) -> u64 {
-    if length <= longest {
-        return announced;
-    }
+/// The part of a policy's quota for a window that is cut short, and its length: nothing else tells what remains.
+/// `most`: calls at once.
+fn part_of_policy(announced: u64, most: u64, length: Duration, longest: Duration) -> (u64, Duration) {
     // The probe has taken one of the quota.
-    let share = u128::from(announced + 1) * longest.as_millis() / length.as_millis();
-    u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(1)
+    let (quota, most) = (u128::from(announced) + 1, u128::from(most.max(1)));
+    let cut = length.min(longest);
+    let part = quota * cut.as_millis() / length.as_millis();
+    let (part, cut_ms) =
+        if part > most { (most, (length.as_millis() * most).div_ceil(quota)) } else { (part, cut.as_millis()) };
+    let to_u64 = |number| u64::try_from(number).unwrap_or(u64::MAX);
+    (to_u64(part).saturating_sub(1), Duration::from_millis(to_u64(cut_ms)))
 }
 
 /// For a call that would have to wait for this time: one call may probe then.
 fn refusal(wait: Duration) -> RequestPerMinute {
     let rule = Rule::new("client-wait", 1, Duration::from_secs(wait.as_secs() + 1));
     RequestPerMinute::exceeded(&rule, 1, &Decision::new(1, 0, wait, Some(wait)))
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_of_a_policy_is_cut_in_proportion() {
+        const SECOND: Duration = Duration::from_secs(1);
+        for (announced, most, length, expected) in [
+            (99, MOST, 60, (99, 60 * SECOND)),
+            (99, MOST, 600, (49, 300 * SECOND)),
+            (99, 10, 60, (9, 6 * SECOND)),
+            (17_999, 10, 3600, (9, 2 * SECOND)), // 5 a second, and 10 at once
+            (9_999_999, MOST, 2_592_000, (1156, 300 * SECOND)),
+            (2 * MOST - 1, MOST, 10, (MOST - 1, 5 * SECOND)),
+            (4, MOST, 3600, (0, 300 * SECOND)),
+            (u64::MAX - 1, MOST, 300, (MOST - 1, Duration::from_millis(1))),
+        ] {
+            assert_eq!(part_of_policy(announced, most, length * SECOND, 300 * SECOND), expected);
+        }
+    }
 }
