@@ -193,8 +193,6 @@ impl Guard {
         if let Upstream::Redis(redis) = &self.0.store
             && query.rule.prefetch() <= 1
             && query.rule.decides_at_once()
-            // A script takes it as one that fits an unused window.
-            && query.cost <= query.rule.limit()
         {
             // A prefetch is not for one caller. The charge is made if no waiting entry makes it.
             let is_same = |other: &Charge| other.cost == query.cost && other.rule == *query.rule;
