@@ -151,18 +151,11 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
         Expr::Call(call) => match (maker(&call.func), call.args.len()) {
             (Some(Maker::Pin), 1) => pinned(&mut call.args[0], see),
             (Some(Maker::Box), 1) => tail_of(&mut call.args[0], see),
-            (Some(Maker::Other), _) => {
-                call.args.iter_mut().fold(Tail::Other, |all, part| either(all, wrapped(tail_of(part, &mut |_| {}))))
-            }
+            (Some(Maker::Other), _) => made_of(&mut call.args),
             _ => Tail::Other,
         },
-        Expr::Tuple(tuple) => {
-            tuple.elems.iter_mut().fold(Tail::Other, |all, part| either(all, wrapped(tail_of(part, &mut |_| {}))))
-        }
-        Expr::Struct(value) => value
-            .fields
-            .iter_mut()
-            .fold(Tail::Other, |all, field| either(all, wrapped(tail_of(&mut field.expr, &mut |_| {})))),
+        Expr::Tuple(tuple) => made_of(&mut tuple.elems),
+        Expr::Struct(value) => made_of(value.fields.iter_mut().map(|field| &mut field.expr)),
         Expr::MethodCall(call) => {
             let is_one_of = |methods: &[&str]| methods.iter().any(|method| call.method == method);
             match () {
@@ -218,6 +211,11 @@ fn find_words(tokens: TokenStream, words: &mut Vec<Ident>) {
     }
 }
 
+/// The tail of a value that is made of these.
+fn made_of<'a>(parts: impl IntoIterator<Item = &'a mut Expr>) -> Tail<'static> {
+    parts.into_iter().fold(Tail::Other, |all, part| either(all, wrapped(tail_of(part, &mut |_| {}))))
+}
+
 /// The tail of a value that is made of one with this tail.
 fn wrapped(tail: Tail<'_>) -> Tail<'static> {
     match tail {
@@ -255,13 +253,13 @@ fn maker(function: &Expr) -> Option<Maker> {
     let Expr::Path(path) = function else { return None };
     let mut names = path.path.segments.iter().rev().map(|segment| &segment.ident);
     let (name, ty) = (names.next()?, names.next());
-    let is_box = name == "pin" || ty.is_some_and(|ty| ty == "Box" || ty == "Pin");
-    match name {
-        name if name == "pin" || name == "into_pin" && is_box || ty.is_some_and(|ty| ty == "Pin") => Some(Maker::Pin),
-        name if is_box && ["pin", "from", "new", "into_pin"].iter().any(|maker| name == maker) => Some(Maker::Box),
-        name if ty.is_some() && (name == "new" || name == "from") => Some(Maker::Other),
-        name if name.to_string().starts_with(char::is_uppercase) => Some(Maker::Other),
-        _ => None,
+    let is_of = |name: &str| ty.is_some_and(|ty| ty == name);
+    let makes = name == "new" || name == "from";
+    match () {
+        () if name == "pin" || name == "into_pin" && is_of("Box") || makes && is_of("Pin") => Some(Maker::Pin),
+        () if makes && is_of("Box") => Some(Maker::Box),
+        () if makes && ty.is_some() || name.to_string().starts_with(char::is_uppercase) => Some(Maker::Other),
+        () => None,
     }
 }
 
@@ -408,7 +406,7 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
             }
             let last = path.path.segments.last()?;
             let is_future = last.ident == "BoxFuture" || last.ident == "LocalBoxFuture";
-            return last_type(&last.arguments).filter(|_| is_future).map(FutureOutput::Named);
+            return types_in(&path.path).next_back().filter(|_| is_future).map(FutureOutput::Named);
         }
         _ => return None,
     };
@@ -431,6 +429,7 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
 /// True if the name of a type, or of the trait that it implements, ends in one of these words. In `Pin<Box<..>>` and
 /// the like, that of the value inside.
 pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
+    const HOLDERS: [&str; 6] = ["Box", "Option", "Pin", "Response", "Result", "Sse"];
     let is_named = |path: &Path| {
         let name = path.segments.last().map(|last| last.ident.to_string());
         name.is_some_and(|name| words.iter().any(|word| name.ends_with(word)))
@@ -441,7 +440,9 @@ pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
         Type::ImplTrait(ty) => &ty.bounds,
         Type::TraitObject(ty) => &ty.bounds,
         Type::Path(path) => {
-            return is_named(&path.path) || types_inside(&path.path).any(|ty| names_type(ty, words));
+            let last = path.path.segments.last();
+            let is_holder = last.is_some_and(|last| HOLDERS.iter().any(|holder| last.ident == holder));
+            return is_named(&path.path) || is_holder && types_in(&path.path).any(|ty| names_type(ty, words));
         }
         _ => return false,
     };
@@ -451,26 +452,16 @@ pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
 /// `T` of `Pin<T>` and `Box<T>`.
 fn boxed_type(path: &Path) -> Option<&Type> {
     let last = path.segments.last()?;
-    last_type(&last.arguments).filter(|_| last.ident == "Pin" || last.ident == "Box")
+    types_in(path).next_back().filter(|_| last.ident == "Pin" || last.ident == "Box")
 }
 
-/// The types in `Pin<..>`, `Result<..>` and the like.
-fn types_inside(path: &Path) -> impl Iterator<Item = &Type> {
-    const HOLDERS: [&str; 6] = ["Box", "Option", "Pin", "Response", "Result", "Sse"];
-    let last = path.segments.last().filter(|last| HOLDERS.iter().any(|holder| last.ident == holder));
-    let arguments = last.and_then(|last| match &last.arguments {
+/// The types in `Result<A, B>`.
+fn types_in(path: &Path) -> impl DoubleEndedIterator<Item = &Type> {
+    let arguments = path.segments.last().and_then(|last| match &last.arguments {
         PathArguments::AngleBracketed(arguments) => Some(&arguments.args),
         _ => None,
     });
     arguments.into_iter().flatten().filter_map(|argument| match argument {
-        GenericArgument::Type(ty) => Some(ty),
-        _ => None,
-    })
-}
-
-fn last_type(arguments: &PathArguments) -> Option<&Type> {
-    let PathArguments::AngleBracketed(arguments) = arguments else { return None };
-    arguments.args.iter().rev().find_map(|argument| match argument {
         GenericArgument::Type(ty) => Some(ty),
         _ => None,
     })

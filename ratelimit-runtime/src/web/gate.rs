@@ -258,7 +258,7 @@ impl AdmittedRequest {
         let hold = hold.map(|hold| BodyHold::new(hold, settle_by, &method, response, body_length));
         if is_only_settled
             && let Some(status) = &mut status
-            && let Some(used) = hold.as_ref().and_then(BodyHold::used_by_head)
+            && let Some(used) = hold.as_ref().and_then(|hold| hold.used_by_head)
         {
             status.settle(used);
         }

@@ -104,7 +104,7 @@ pub(super) struct BodyHold {
     hold: RequestHold,
     meter: Option<BodyMeter>,
     /// The cost that the head of the response has told.
-    used_by_head: Option<u64>,
+    pub(super) used_by_head: Option<u64>,
     used: u64,
     /// Bytes of the body that are still to come. `None` if their number is not known. After the last
     /// one a server may not ask for more, and drops the body.
@@ -146,10 +146,6 @@ impl BodyHold {
             body.end();
         }
         body
-    }
-
-    pub(super) fn used_by_head(&self) -> Option<u64> {
-        self.used_by_head
     }
 
     /// Takes a part of the body in.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Cause, Key, Limiter, RequestPerMinute, Rule, limit_request_per_time};
 
@@ -98,6 +99,22 @@ async fn a_cost_above_the_count_never_fits() {
             assert_eq!(timed.limiter.peek(&none, key).await.unwrap().remaining(), 0);
             assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 5);
         }
+    }
+}
+
+/// Also if other calls are in flight, whose next round trip it could share.
+#[tokio::test]
+async fn a_cost_above_the_count_never_fits_beside_other_calls() {
+    let server = RedisServer::start();
+    let (limiter, other) = (limiter_on(&server).await, Rule::new("other", 5, HOUR));
+    for algorithm in ALGORITHMS {
+        let (rule, none, key) = (hourly(5, algorithm), hourly(0, algorithm), fresh_key());
+        for (rule, cost) in [(&rule, 6), (&rule, u64::MAX), (&none, 1), (&none, u64::MAX)] {
+            let others = join_all((0..20).map(|_| limiter.acquire(&other, fresh_key())));
+            let (_, refused) = tokio::join!(others, limiter.acquire_n(rule, key, cost));
+            assert_eq!(refused.unwrap_err().cause(), Cause::NeverFits, "{cost} of {rule:?}");
+        }
+        assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 5);
     }
 }
 
