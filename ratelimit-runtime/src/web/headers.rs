@@ -182,6 +182,7 @@ impl<'a> QuotaStatus<'a> {
     }
 
     /// Corrects what remains once the cost is known, in place of the most that it could be.
+    #[cfg(feature = "tower")]
     pub(super) fn settle(&mut self, used: u64) {
         let with_cost = self.remaining.saturating_add(self.cost);
         self.remaining = with_cost.saturating_sub(used).min(self.policy.rule.limit());
