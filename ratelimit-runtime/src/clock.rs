@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    future::{Future as _, poll_fn},
+    future::{Future, poll_fn},
     pin::pin,
     sync::{
         Arc, Mutex, PoisonError,
@@ -133,6 +133,16 @@ pub(crate) async fn wait_until(end: time::Instant) -> bool {
         timer.as_mut().as_pin_mut().map_or(Poll::Pending, |timer| timer.poll(context).map(|()| true))
     })
     .await
+}
+
+/// Awaits this for a time at most. Without a runtime of tokio, it is polled once.
+#[cfg(any(feature = "redis", feature = "client"))]
+pub(crate) async fn within(longest: Duration, work: impl Future) {
+    tokio::select! {
+        biased;
+        _ = work => {}
+        _ = wait_until(after(longest)) => {}
+    }
 }
 
 /// The time of a decision.

@@ -8,7 +8,7 @@ use std::{
 
 use http::{
     HeaderMap, StatusCode,
-    header::{DATE, RETRY_AFTER},
+    header::{AGE, DATE, RETRY_AFTER},
 };
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 
@@ -17,7 +17,7 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 pub(super) struct Announcement {
     /// The upstream refused the call because of a limit: 429, or 503 with `Retry-After`.
     pub(super) is_refusal: bool,
-    /// The upstream failed: 500 and above.
+    /// The upstream failed (500 and above), or a cache answered in its place.
     pub(super) is_failure: bool,
     pub(super) limit: Option<u64>,
     pub(super) remaining: Option<u64>,
@@ -75,6 +75,11 @@ impl Announcement {
         said.is_policy &= said.remaining.is_some();
         if let (Some(limit), Some(remaining)) = (said.limit, &mut said.remaining) {
             *remaining = (*remaining).min(limit);
+        }
+        // The numbers of a stored response were true when it was made.
+        let is_stored = texts(headers, AGE.as_str()).flat_map(decimals).any(|age| age > 0.0);
+        if is_stored && said.is_announced() && !said.is_refusal {
+            return Self { is_failure: true, ..Self::default() };
         }
         said
     }
@@ -431,6 +436,16 @@ mod tests {
     }
 
     #[test]
+    fn a_stored_response_tells_nothing() {
+        let field = ("RateLimit", "\"item\";r=50;t=30");
+        let nothing = Announcement { is_failure: true, ..Announcement::default() };
+        assert_eq!(said(200, &[field, ("Age", "40")]), nothing);
+        assert_eq!(said(200, &[field, ("Age", "0")]), said(200, &[field]));
+        assert_eq!(said(200, &[("Age", "40")]), Announcement::default());
+        assert_eq!(said(429, &[field, ("Age", "40")]), said(429, &[field]));
+    }
+
+    #[test]
     fn impossible_numbers_are_bounded() {
         let of = |limit, remaining, reset| {
             numbers(&[("X-RateLimit-Limit", limit), ("X-RateLimit-Remaining", remaining), ("X-RateLimit-Reset", reset)])
@@ -451,7 +466,7 @@ mod tests {
         /// Any bytes that a field may have, and texts that are nearly right.
         #[test]
         fn no_field_makes_it_panic(
-            fields in prop::collection::vec((0..12_usize, prop_oneof![
+            fields in prop::collection::vec((0..13_usize, prop_oneof![
                 "[ -~]{0,40}",
                 "-?[0-9]{0,30}(\\.[0-9]{0,5})?",
                 "\"[a-z]{0,3}\";[qrtw]=-?[0-9]{0,16};[qrtw]=-?[0-9]{0,16}(, \"b\";r=[0-9]{1,3};t=[0-9]{1,3})?",
@@ -460,10 +475,10 @@ mod tests {
             ]), 0..6),
             status in prop_oneof![Just(200_u16), Just(429), Just(503)],
         ) {
-            const NAMES: [&str; 12] = [
+            const NAMES: [&str; 13] = [
                 "Retry-After", "Date", "RateLimit", "RateLimit-Policy", "RateLimit-Limit", "RateLimit-Remaining",
                 "RateLimit-Reset", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset",
-                "X-RateLimit-Reset-After", "X-Rate-Limit-Remaining",
+                "X-RateLimit-Reset-After", "X-Rate-Limit-Remaining", "Age",
             ];
             let fields: Vec<_> = fields.iter().map(|(at, value)| (NAMES[*at], value.as_str())).collect();
             let said = said(status, &fields);

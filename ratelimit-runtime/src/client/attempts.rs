@@ -4,12 +4,12 @@
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, StatusCode};
-use tokio::time::timeout;
 
 use super::{announcement::Announcement, config::OutgoingConfig, upstream::Admission};
 use crate::{
     Cause, Key, OnStoreError, RequestPerMinute,
     background::{self, FinishOnDrop},
+    clock::within,
     duration::part_of,
     observe,
 };
@@ -139,6 +139,6 @@ impl Attempts {
             }
             let _ = background::spawn(async move { shared.pause_later().await });
         });
-        let _ = timeout(deadline, learning).await;
+        within(deadline, learning).await;
     }
 }

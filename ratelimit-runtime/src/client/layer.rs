@@ -94,7 +94,7 @@ where
             loop {
                 let (parts, body) = request.into_parts();
                 let copy = attempts.may_repeat().then(|| Request::from_parts(parts.clone(), body.clone()));
-                let until = attempts.waits_until();
+                let mut until = attempts.waits_until();
                 let (mut admission, mut ready, is_ready) = loop {
                     let admission = match attempts.admit(until).await {
                         Ok(admission) => admission,
@@ -103,6 +103,7 @@ where
                             return last.map_or(refused, |sent| sent.map_err(OutgoingError::Service));
                         }
                     };
+                    let asked = admission.state.now();
                     let (mut ready, mut has_waited) = (service.clone(), false);
                     let is_ready = poll_fn(|context| {
                         let is_ready = ready.poll_ready(context);
@@ -120,6 +121,9 @@ where
                     if is_ready.is_err() || !is_paused && admission.is_current() {
                         break (admission, ready, is_ready);
                     }
+                    // The wait for the service does not count.
+                    let waited = admission.state.now().saturating_sub(asked);
+                    until = until.map(|until| until.saturating_add(waited));
                     // Another call may need the place in the service that this clone has.
                     drop(ready);
                 };

@@ -92,7 +92,7 @@
 //!   of its upstream wait for it. Run calls in tasks, or poll all of them.
 //! - **An upstream fails**, with 500 and above and without fields: calls are sent one after the other. The
 //!   same is done if it has announced limits in the last minute, and now sends none: the response may be a page
-//!   of a proxy.
+//!   of a proxy. Fields of a response from a cache (`Age` above 0) are ignored, as they are old, and the same is done.
 //! - **The store is away**: with the failure policy `Local` or `Allow`, each process keeps to what the upstream
 //!   tells this process. With `Deny` no calls are sent, and with `Wait` they wait. After the outage a call
 //!   probes, and other processes are told of a pause that still lasts. Calls
@@ -107,6 +107,8 @@
 //! - **Others use the credential, too**: responses show it, and what remains falls. As many calls as are in
 //!   flight then may be refused.
 //! - **A call that takes more than 30 seconds** is not taken off a window that opens meanwhile.
+//! - **Less than one call per [`Outgoing::longest_pause`]** can't be announced: one call is sent in that time
+//!   nevertheless, to ask again. Set a longer time for such an upstream.
 //! - **Rounded seconds.** If an upstream rounds a reset down, the first call after it comes too early, and
 //!   may be refused.
 //! - **`RateLimit-Policy` alone** does not say when the upstream's window begins. So two windows of the client

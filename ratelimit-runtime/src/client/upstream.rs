@@ -87,8 +87,8 @@ struct SeenWindow {
 #[derive(Debug)]
 pub(super) struct Admission {
     pub(super) state: Arc<UpstreamState>,
-    /// The end of the window that the call belongs to.
-    window_ends: Duration,
+    /// The end of the window that the call belongs to. For a probe, the time from which another call may probe.
+    ends: Duration,
     /// The pauses before the call asked for its credit.
     pauses: u64,
     /// Set before the call is sent. A call that leaves unsent is not in flight any more, and its credit is lost.
@@ -102,14 +102,14 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// False if the upstream was paused, or the window has ended, since the call was admitted. A window
-    /// of which nothing remains has not ended.
+    /// False if the upstream was paused, or the window has ended, since the call was admitted, or if another
+    /// call may have taken the place of this probe. A window of which nothing remains has not ended.
     pub(super) fn is_current(&self) -> bool {
         let state = &self.state;
         match &self.probe {
             None if self.flight.is_none() => true, // not counted
-            None => self.pauses == state.local().pauses && state.now() < self.window_ends,
-            Some(_) => state.pause_left().is_zero(),
+            None => self.pauses == state.local().pauses && state.now() < self.ends,
+            Some(_) => state.pause_left().is_zero() && state.now() < self.ends,
         }
     }
 
@@ -187,12 +187,12 @@ impl UpstreamState {
 
     fn admission(
         self: &Arc<Self>,
-        window_ends: Duration,
+        ends: Duration,
         pauses: u64,
         flight: Option<Permit>,
         probe: Option<Permit>,
     ) -> Admission {
-        Admission { state: Arc::clone(self), window_ends, pauses, is_sent: false, flight, probe, in_flight: 0 }
+        Admission { state: Arc::clone(self), ends, pauses, is_sent: false, flight, probe, in_flight: 0 }
     }
 
     /// Waits until a window is open, or until this call may probe.
@@ -229,7 +229,7 @@ impl UpstreamState {
             self.local().is_used_up = false;
             match counters.take_probe().await {
                 Ok((flight, probe)) => {
-                    let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
+                    let mut probe = self.admission(asked.saturating_add(PROBE.period()), 0, Some(flight), Some(probe));
                     // An earlier probe may have ended in between.
                     if counters.left_of(&KNOWN).await?.is_zero() {
                         probe.in_flight = self.drain_and_count_flights(counters).await?;
@@ -295,7 +295,7 @@ impl UpstreamState {
         }
         let Some(probe) = admission.flight.take_if(|_| admission.probe.is_some()) else {
             admission.end_flight();
-            return self.follow(admission.window_ends, said).await;
+            return self.follow(admission.ends, said).await;
         };
         // The response counts the probe itself. Without a refund, it counts twice.
         let _ = probe.refund().await;

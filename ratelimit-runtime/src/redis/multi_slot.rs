@@ -9,7 +9,7 @@
 //! If the caller is cancelled, a charge on its way is awaited in the background, for a second at
 //! most. Then the charges of the call are refunded.
 
-use std::{future::Future, slice, time::Duration};
+use std::{slice, time::Duration};
 
 use futures_util::future::{join, join_all};
 use tokio::sync::oneshot::{self, Sender};
@@ -17,7 +17,7 @@ use tokio::sync::oneshot::{self, Sender};
 use super::{nodes::Nodes, requests, slots::slot_of};
 use crate::{
     background::{self, FinishOnDrop},
-    clock::{after, wait_until},
+    clock::{after, wait_until, within},
     store::{Charge, Charges, Request, StoreError},
 };
 
@@ -125,15 +125,6 @@ async fn refund_one(nodes: Nodes, charge: Charge) {
         }
     };
     within(LONGEST_REFUND, refunded).await;
-}
-
-/// Awaits it for this time at most, also in the background once its caller has left.
-async fn within(longest: Duration, work: impl Future) {
-    tokio::select! {
-        biased;
-        _ = work => {}
-        _ = wait_until(after(longest)) => {}
-    }
 }
 
 /// The part of a request in one slot.

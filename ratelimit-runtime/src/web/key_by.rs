@@ -10,7 +10,10 @@ use std::{
     future::Future,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Once},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use http::{Extensions, HeaderName, request::Parts};
@@ -113,7 +116,7 @@ impl KeyBy {
     ///
     /// Behind a proxy, this is the proxy's address: see [`KeyBy::x_forwarded_for`].
     pub fn peer() -> Self {
-        let reported = Once::new();
+        let reported = AtomicBool::new(false);
         Self::from_ip(move |request| peer_of(&request.extensions, &reported))
     }
 
@@ -126,7 +129,7 @@ impl KeyBy {
     pub fn peer_ip<T: Clone + Send + Sync + 'static, I: Into<Option<IpAddr>>>(
         ip: impl Fn(&T) -> I + Send + Sync + 'static,
     ) -> Self {
-        let reported = Once::new();
+        let reported = AtomicBool::new(false);
         Self::from_ip(move |request| {
             let peer = request.extensions.get::<T>();
             if peer.is_none() {
@@ -147,7 +150,7 @@ impl KeyBy {
     /// If the number of trusted proxies is 0: none has written the field.
     #[track_caller]
     pub fn x_forwarded_for(trusted: impl Into<TrustedProxies>) -> Self {
-        let (trusted, reported) = (checked(trusted.into()), Once::new());
+        let (trusted, reported) = (checked(trusted.into()), AtomicBool::new(false));
         Self::from_ip(move |request| {
             let peer = || peer_of(&request.extensions, &reported);
             trusted.client(peer, addresses::x_forwarded_for(&request.headers))
@@ -166,7 +169,7 @@ impl KeyBy {
     /// If the number of trusted proxies is 0.
     #[track_caller]
     pub fn forwarded(trusted: impl Into<TrustedProxies>) -> Self {
-        let (trusted, reported) = (checked(trusted.into()), Once::new());
+        let (trusted, reported) = (checked(trusted.into()), AtomicBool::new(false));
         Self::from_ip(move |request| {
             let peer = || peer_of(&request.extensions, &reported);
             trusted.client(peer, addresses::forwarded(&request.headers))
@@ -317,7 +320,7 @@ fn of_key(key: Option<Key>) -> KeyResult {
 }
 
 /// The address of the peer, as servers insert it.
-fn peer_of(extensions: &Extensions, reported: &Once) -> Option<IpAddr> {
+fn peer_of(extensions: &Extensions, reported: &AtomicBool) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::ConnectInfo(peer)) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
         return Some(peer.ip());
@@ -330,7 +333,7 @@ fn peer_of(extensions: &Extensions, reported: &Once) -> Option<IpAddr> {
 }
 
 /// Warns once of a type that is in no extension.
-fn warn_of_missing_peer<T>(reported: &Once) {
+fn warn_of_missing_peer<T>(reported: &AtomicBool) {
     let warn = || {
         tracing::warn!(
             missing = type_name::<T>(),
@@ -339,7 +342,10 @@ fn warn_of_missing_peer<T>(reported: &Once) {
              `app.into_make_service_with_connect_info::<SocketAddr>()`"
         );
     };
-    reported.call_once(|| observe::shielded(warn)); // a panic would end each later call, too
+    // A log subscriber may send a request, which gets here again.
+    if !reported.swap(true, Ordering::Relaxed) {
+        observe::shielded(warn);
+    }
 }
 
 impl fmt::Debug for KeyBy {

@@ -182,3 +182,44 @@ async fn closing_the_limiter_ends_the_wait_for_the_service() {
     let refused = timeout(60 * SECOND, call).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(refused, OutgoingError::Refused(_)));
 }
+
+/// Another process has opened a window meanwhile, and used it up.
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_waits_for_the_service_is_replaced() {
+    let limiter = Limiter::in_memory();
+    let [one, other] = [(); 2].map(|()| Outgoing::new(limiter.clone()));
+    let service = Few::new(1, MS, "\"api\";r=9;t=300");
+    let place = Arc::clone(&service.places).acquire_owned().await.unwrap();
+    let _call = all_sent(&one, &service, 1);
+    sleep(15 * SECOND).await;
+    // One call is taken off as in flight, and one is kept for the next probe in 31 seconds.
+    for _ in 0..3 {
+        answered(&other, 200, "RateLimit", "\"api\";r=4;t=300").await;
+    }
+    sleep(25 * SECOND).await;
+    drop(place);
+    sleep(2 * SECOND).await;
+    assert_eq!(service.sent.load(SeqCst), 0);
+    sleep(10 * SECOND).await;
+    assert_eq!(service.sent.load(SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_wait_begins_again_when_the_window_ends_during_the_wait_for_the_service() {
+    let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(SECOND);
+    answered(&outgoing, 200, "RateLimit", "\"api\";r=100;t=1").await;
+    let service = Few::new(2, 500 * MS, "\"api\";r=100;t=60");
+    let places = Arc::clone(&service.places).acquire_many_owned(2).await.unwrap();
+    let calls = all_sent(&outgoing, &service, 2);
+    sleep(5 * SECOND).await;
+    drop(places);
+    // One probes, and the other waits for its response.
+    assert_eq!(calls.join_all().await.len(), 2);
+}
+
+#[test]
+fn a_call_that_need_not_wait_needs_no_runtime() {
+    let outgoing = Outgoing::new(Limiter::in_memory());
+    let client = outgoing.layer(service_fn(async |_: Request<()>| Ok::<_, ()>(Response::new(()))));
+    assert_eq!(client.oneshot(request()).now_or_never().unwrap().unwrap().status(), 200);
+}
