@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_response_tells_nothing() {
+    fn the_fields_of_a_stored_response_are_not_believed() {
         let field = ("RateLimit", "\"item\";r=50;t=30");
         let nothing = Announcement { is_failure: true, ..Announcement::default() };
         assert_eq!(said(200, &[field, ("Age", "40")]), nothing);

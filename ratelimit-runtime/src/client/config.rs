@@ -160,7 +160,8 @@ impl Outgoing {
     /// fails with [`Cause::Unavailable`](crate::Cause::Unavailable). Each retry may wait for as long
     /// again. If it would have to wait for longer, the call returns the response that it had.
     ///
-    /// The time does not include the wait for the inner service of a layer: give that a bound of its own.
+    /// The time does not include the wait for the inner service of a layer, which may begin again when a window has
+    /// ended: only a timeout around the whole call bounds it.
     ///
     /// Calls also wait for the response of a probe. So of calls that begin at once, a time of zero lets one
     /// through until the window is known, and the others fail.

@@ -29,7 +29,8 @@ impl<S> Layer<S> for Outgoing {
 /// A client within the limits of its upstreams. Made by [`Outgoing`] as a layer.
 ///
 /// It is always ready. Each attempt of a call waits until it may be sent, and then for a clone of the
-/// inner service to be ready. If the window has ended meanwhile, or a pause has begun, it drops the
+/// inner service to be ready. If the window has ended meanwhile, a pause has begun, or another call's response has opened a
+/// window in place of this one's, it drops the
 /// clone and waits again. A body that can't be cloned has to be collected first.
 #[derive(Clone, Debug)]
 pub struct OutgoingService<S> {
@@ -117,8 +118,8 @@ where
                         Ok(is_ready) => is_ready,
                         Err(refused) => return Err(OutgoingError::Refused(refused)),
                     };
-                    let is_paused = is_ready.is_ok() && has_waited && admission.is_paused().await;
-                    if is_ready.is_err() || !is_paused && admission.is_current() {
+                    let is_outdated = is_ready.is_ok() && has_waited && admission.is_outdated().await;
+                    if is_ready.is_err() || !is_outdated && admission.is_current() {
                         break (admission, ready, is_ready);
                     }
                     // The wait for the service does not count.

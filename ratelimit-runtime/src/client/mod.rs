@@ -61,7 +61,7 @@
 //! |---|---|
 //! | 1 second | the pause after a refusal without a time, and the length of a window without an end |
 //! | 10 seconds | the time between two probes of an upstream without fields |
-//! | 10 seconds | the time after which another call probes if a probe has no response |
+//! | 10 seconds | the time after which another call probes if a probe has no response, or waits for its inner service |
 //! | 30 to 31 seconds | the time for which a call without a response counts as in flight |
 //! | 5 minutes | [`Outgoing::longest_pause`], by default |
 //! | an hour | the longest window, if `longest_pause` is longer than that |
@@ -92,7 +92,8 @@
 //!   of its upstream wait for it. Run calls in tasks, or poll all of them.
 //! - **An upstream fails**, with 500 and above and without fields: calls are sent one after the other. The
 //!   same is done if it has announced limits in the last minute, and now sends none: the response may be a page
-//!   of a proxy. Fields of a response from a cache (`Age` above 0) are ignored, as they are old, and the same is done.
+//!   of a proxy. If a response from a cache (`Age` above 0) has
+//!   fields, these are ignored, as they are old, and the same is done. Those of a refusal count nevertheless.
 //! - **The store is away**: with the failure policy `Local` or `Allow`, each process keeps to what the upstream
 //!   tells this process. With `Deny` no calls are sent, and with `Wait` they wait. After the outage a call
 //!   probes, and other processes are told of a pause that still lasts. Calls
@@ -106,7 +107,8 @@
 //!   refused. Later calls are not.
 //! - **Others use the credential, too**: responses show it, and what remains falls. As many calls as are in
 //!   flight then may be refused.
-//! - **A call that takes more than 30 seconds** is not taken off a window that opens meanwhile.
+//! - **A call that takes more than 30 seconds**, its wait for the inner service of a layer included, is not taken off a
+//!   window that opens meanwhile.
 //! - **Less than one call per [`Outgoing::longest_pause`]** can't be announced: one call is sent in that time
 //!   nevertheless, to ask again. Set a longer time for such an upstream.
 //! - **Rounded seconds.** If an upstream rounds a reset down, the first call after it comes too early, and

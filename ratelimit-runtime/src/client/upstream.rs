@@ -87,8 +87,8 @@ struct SeenWindow {
 #[derive(Debug)]
 pub(super) struct Admission {
     pub(super) state: Arc<UpstreamState>,
-    /// The end of the window that the call belongs to. For a probe, the time from which another call may probe.
-    ends: Duration,
+    /// The end of the window that the call belongs to.
+    window_ends: Duration,
     /// The pauses before the call asked for its credit.
     pauses: u64,
     /// Set before the call is sent. A call that leaves unsent is not in flight any more, and its credit is lost.
@@ -102,20 +102,28 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// False if the upstream was paused, or the window has ended, since the call was admitted, or if another
-    /// call may have taken the place of this probe. A window of which nothing remains has not ended.
+    /// False if the upstream was paused, or the window has ended, since the call was admitted. A window
+    /// of which nothing remains has not ended.
     pub(super) fn is_current(&self) -> bool {
         let state = &self.state;
         match &self.probe {
             None if self.flight.is_none() => true, // not counted
-            None => self.pauses == state.local().pauses && state.now() < self.ends,
-            Some(_) => state.pause_left().is_zero() && state.now() < self.ends,
+            None => self.pauses == state.local().pauses && state.now() < self.window_ends,
+            Some(_) => state.pause_left().is_zero(),
         }
     }
 
-    /// Whether the store knows of a pause, of another process for example.
-    pub(super) async fn is_paused(&self) -> bool {
-        self.flight.is_some() && self.state.is_paused().await.unwrap_or(false)
+    /// Whether the store knows of a pause, of another process for example, or of a window that another probe has
+    /// opened. A probe that waits for longer than [`PROBE`] is not the only one.
+    pub(super) async fn is_outdated(&self) -> bool {
+        if self.flight.is_none() {
+            return false;
+        }
+        let state = &self.state;
+        let is_window_open =
+            async { self.probe.is_some() && state.counters.left_of(&KNOWN).await.is_ok_and(|left| !left.is_zero()) };
+        let (is_paused, is_window_open) = tokio::join!(state.is_paused(), is_window_open);
+        is_paused.unwrap_or(false) || is_window_open
     }
 
     /// For a call that was answered, or not sent.
@@ -187,12 +195,12 @@ impl UpstreamState {
 
     fn admission(
         self: &Arc<Self>,
-        ends: Duration,
+        window_ends: Duration,
         pauses: u64,
         flight: Option<Permit>,
         probe: Option<Permit>,
     ) -> Admission {
-        Admission { state: Arc::clone(self), ends, pauses, is_sent: false, flight, probe, in_flight: 0 }
+        Admission { state: Arc::clone(self), window_ends, pauses, is_sent: false, flight, probe, in_flight: 0 }
     }
 
     /// Waits until a window is open, or until this call may probe.
@@ -229,7 +237,7 @@ impl UpstreamState {
             self.local().is_used_up = false;
             match counters.take_probe().await {
                 Ok((flight, probe)) => {
-                    let mut probe = self.admission(asked.saturating_add(PROBE.period()), 0, Some(flight), Some(probe));
+                    let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
                     // An earlier probe may have ended in between.
                     if counters.left_of(&KNOWN).await?.is_zero() {
                         probe.in_flight = self.drain_and_count_flights(counters).await?;
@@ -295,7 +303,7 @@ impl UpstreamState {
         }
         let Some(probe) = admission.flight.take_if(|_| admission.probe.is_some()) else {
             admission.end_flight();
-            return self.follow(admission.ends, said).await;
+            return self.follow(admission.window_ends, said).await;
         };
         // The response counts the probe itself. Without a refund, it counts twice.
         let _ = probe.refund().await;

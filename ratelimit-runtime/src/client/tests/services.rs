@@ -223,3 +223,26 @@ fn a_call_that_need_not_wait_needs_no_runtime() {
     let client = outgoing.layer(service_fn(async |_: Request<()>| Ok::<_, ()>(Response::new(()))));
     assert_eq!(client.oneshot(request()).now_or_never().unwrap().unwrap().status(), 200);
 }
+
+/// Others wait behind it: it would get its place no sooner again.
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_waited_long_for_the_service_is_sent_if_no_window_is_open() {
+    let outgoing = Outgoing::new(Limiter::in_memory());
+    let service = Few::new(1, MS, "\"api\";r=9;t=300");
+    let places = Arc::clone(&service.places);
+    let place = Arc::clone(&places).acquire_owned().await.unwrap();
+    let _call = all_sent(&outgoing, &service, 1);
+    sleep(SECOND).await;
+    let mut others = JoinSet::new();
+    for _ in 0..100 {
+        let places = Arc::clone(&places);
+        others.spawn(async move {
+            let _place = places.acquire_owned().await.unwrap();
+            sleep(SECOND).await;
+        });
+    }
+    sleep(20 * SECOND).await;
+    drop(place);
+    sleep(SECOND).await;
+    assert_eq!(service.sent.load(SeqCst), 1);
+}
