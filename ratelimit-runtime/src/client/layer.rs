@@ -28,10 +28,9 @@ impl<S> Layer<S> for Outgoing {
 
 /// A client within the limits of its upstreams. Made by [`Outgoing`] as a layer.
 ///
-/// It is always ready. Each attempt of a call waits until it may be sent, and then for a clone of the
-/// inner service to be ready. If the window has ended meanwhile, a pause has begun, or another call's response has opened a
-/// window in place of this one's, it drops the
-/// clone and waits again. A body that can't be cloned has to be collected first.
+/// It is always ready. Each attempt of a call waits until it may be sent, and then for a clone of the inner service
+/// to be ready. It drops the clone and waits again if meanwhile the window has ended, a pause has begun, or the
+/// response to another probe has opened a window. A body that can't be cloned has to be collected first.
 #[derive(Clone, Debug)]
 pub struct OutgoingService<S> {
     service: S,

@@ -95,6 +95,13 @@
 //! the algorithms, and the places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent). Other
 //! stores are never asked for a hold.
 //!
+//! # Not checked
+//!
+//! - A store without [`Store::supports_holds`] is never asked for places, and need not reject them.
+//! - Bans, for a store without [`Store::supports_bans`].
+//! - [`Charge::settles`](crate::store::Charge::settles): it is never set.
+//! - The rejection of an algorithm with other options than those in the list.
+//!
 //! # Stores without a controllable clock
 //!
 //! Promises about time need control over the store's clock. Pass a [`Clock`](crate::Clock) to the

@@ -33,9 +33,9 @@ use crate::{
 };
 
 /// Checks that a store keeps the promises of [`Store`](crate::Store) for these algorithms, and
-/// rejects all others.
+/// rejects the others.
 ///
-/// See [the module](super) for how to call it.
+/// See [the module](super) for how to call it, and for what it does not check.
 ///
 /// # Panics
 ///
