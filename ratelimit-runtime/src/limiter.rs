@@ -407,6 +407,9 @@ impl Limiter {
     ///
     /// Places and costs that running calls hold become free, although these calls go on.
     ///
+    /// Another process that has cached a denial of this counter may refuse by it until it ends: see
+    /// [`Rule::with_denial_cache`].
+    ///
     /// A permit from before the reset refunds nothing after it. There are two exceptions:
     ///
     /// - The next charge is made in the same tick of the store's clock (a millisecond, or a

@@ -106,8 +106,8 @@ impl Reservation {
     /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm within
     /// the limiter's deadline. Then either the reserved cost may be charged in full, or the used
-    /// one. The settlement of a hold is tried again, and so is a refund that was not sent. If a counter
-    /// can't store the excess, there is no error.
+    /// one. The settlement of a hold is tried again, and so is a refund that was not sent, or that the server
+    /// refused. If a counter can't store the excess, there is no error.
     ///
     /// # Cancellation
     ///

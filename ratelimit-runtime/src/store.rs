@@ -216,7 +216,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// `None` if no outage is known, which is the default.
     /// [`Limiter::health`](crate::Limiter::health) reports it.
-    /// It is asked within calls, also under a lock: it must return at once, and must not call the limiter.
+    ///
+    /// Calls ask for it, also under a lock. So it must return at once, and must not call the limiter.
     fn outage(&self) -> Option<StoreError> {
         None
     }

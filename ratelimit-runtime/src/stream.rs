@@ -61,7 +61,8 @@ impl Limiter {
     /// The stream has a [`RequestPerMinute`] in place of an item that cannot be admitted. The item is
     /// kept, and the next poll asks for it again.
     ///
-    /// - [`Cause::Unavailable`](crate::Cause::Unavailable).
+    /// - [`Cause::Unavailable`](crate::Cause::Unavailable). While the store is known to be away, each poll returns it
+    ///   at once, so pause.
     /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) and [`Cause::NeverFits`](crate::Cause::NeverFits),
     ///   which no later poll changes, unless the rules file does. A rule with
     ///   [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is misconfigured here.

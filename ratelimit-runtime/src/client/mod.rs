@@ -92,8 +92,8 @@
 //!   of its upstream wait for it. Run calls in tasks, or poll all of them.
 //! - **An upstream fails**, with 500 and above and without fields: calls are sent one after the other. The
 //!   same is done if it has announced limits in the last minute, and now sends none: the response may be a page
-//!   of a proxy. If a response from a cache (`Age` above 0) has
-//!   fields, these are ignored, as they are old, and the same is done. Those of a refusal count nevertheless.
+//!   of a proxy. Fields of a response from a cache (`Age` above 0) are old: they are ignored, and the same is
+//!   done. A refusal from a cache counts as any other.
 //! - **The store is away**: with the failure policy `Local` or `Allow`, each process keeps to what the upstream
 //!   tells this process. With `Deny` no calls are sent, and with `Wait` they wait. After the outage a call
 //!   probes, and other processes are told of a pause that still lasts. Calls
@@ -109,8 +109,8 @@
 //!   flight then may be refused.
 //! - **A call that takes more than 30 seconds**, its wait for the inner service of a layer included, is not taken off a
 //!   window that opens meanwhile.
-//! - **Less than one call per [`Outgoing::longest_pause`]** can't be announced: one call is sent in that time
-//!   nevertheless, to ask again. Set a longer time for such an upstream.
+//! - **An upstream that allows less than one call per [`Outgoing::longest_pause`]** gets one call in that time
+//!   nevertheless, as a probe. Set a longer time for it.
 //! - **Rounded seconds.** If an upstream rounds a reset down, the first call after it comes too early, and
 //!   may be refused.
 //! - **`RateLimit-Policy` alone** does not say when the upstream's window begins. So two windows of the client

@@ -16,8 +16,8 @@ static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default(
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     lines: Arc<Mutex<Vec<(Level, String)>>>,
-    /// Panics at lines that hold these words.
-    panics_at: Option<&'static str>,
+    /// What it does after a line that holds these words.
+    acts_at: Option<(&'static str, Arc<dyn Fn() + Send + Sync>)>,
 }
 
 impl Log {
@@ -28,7 +28,12 @@ impl Log {
 
     /// The log of this thread, as [`Log::install`]. After it has kept a line that holds these words, it panics.
     pub(crate) fn panicking_at(words: &'static str) -> (Self, DefaultGuard) {
-        Self { panics_at: Some(words), ..Self::default() }.install_here()
+        Self::acting_at(words, || panic!("a log subscriber that does not work"))
+    }
+
+    /// The log of this thread, as [`Log::install`]. After it has kept a line that holds these words, it does this.
+    pub(crate) fn acting_at(words: &'static str, act: impl Fn() + Send + Sync + 'static) -> (Self, DefaultGuard) {
+        Self { acts_at: Some((words, Arc::new(act))), ..Self::default() }.install_here()
     }
 
     fn install_here(self) -> (Self, DefaultGuard) {
@@ -67,9 +72,11 @@ impl Subscriber for Log {
         }
         let mut line = Line(String::new());
         event.record(&mut line);
-        let panics = self.panics_at.is_some_and(|words| line.0.contains(words));
+        let act = self.acts_at.as_ref().filter(|(words, _)| line.0.contains(words));
         self.lines.lock().unwrap().push((*event.metadata().level(), line.0));
-        assert!(!panics, "a log subscriber that does not work");
+        if let Some((_, act)) = act {
+            act();
+        }
     }
     fn enter(&self, _: &span::Id) {}
     fn exit(&self, _: &span::Id) {}

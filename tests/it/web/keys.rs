@@ -1,7 +1,11 @@
 //! Keys: how a request identifies its sender, with real servers.
 
+use std::sync::mpsc;
+use std::thread;
+
 use axum::Extension;
 use axum::extract::ConnectInfo;
+use futures_util::FutureExt as _;
 use ratelimit_runtime::Key;
 use ratelimit_runtime::web::OnMissingKey;
 use reqwest::Client;
@@ -102,6 +106,24 @@ async fn a_missing_peer_address_is_one_warning() {
     let (level, line) = &warnings[0];
     assert_eq!(*level, tracing::Level::WARN);
     assert!(line.contains("ConnectInfo<") && line.contains("into_make_service_with_connect_info"), "{line}");
+}
+
+/// One that writes to a service behind the same limit, for example.
+#[test]
+fn a_log_subscriber_may_send_a_request_while_it_is_told_of_a_missing_peer_address() {
+    let (done, is_done) = mpsc::channel();
+    // On a thread of its own: it would hang.
+    thread::spawn(move || {
+        let limit = Limit::new(per_minute(2)).key(KeyBy::peer());
+        let router = behind(RateLimitLayer::new([limit]).limiter(Limiter::in_memory()));
+        let (same, sent) = (router.clone(), done.clone());
+        let send = move || sent.send(status(&same, anonymous()).now_or_never()).unwrap();
+        let (_log, _guard) = Log::acting_at("the address of its peer", send);
+        done.send(status(&router, anonymous()).now_or_never()).unwrap();
+    });
+    for _ in 0..2 {
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(30)), Ok(Some(403)));
+    }
 }
 
 #[tokio::test]
