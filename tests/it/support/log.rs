@@ -12,12 +12,14 @@ use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 /// has no subscriber.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default()));
 
+type Act = Arc<dyn Fn() + Send + Sync>;
+
 /// The log lines of this thread, as long as the subscriber is installed.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     lines: Arc<Mutex<Vec<(Level, String)>>>,
     /// What it does after a line that holds these words.
-    acts_at: Option<(&'static str, Arc<dyn Fn() + Send + Sync>)>,
+    acts_at: Option<(&'static str, Act)>,
 }
 
 impl Log {

@@ -116,9 +116,9 @@ fn a_log_subscriber_may_send_a_request_while_it_is_told_of_a_missing_peer_addres
     thread::spawn(move || {
         let limit = Limit::new(per_minute(2)).key(KeyBy::peer());
         let router = behind(RateLimitLayer::new([limit]).limiter(Limiter::in_memory()));
-        let (same, sent) = (router.clone(), done.clone());
-        let send = move || sent.send(status(&same, anonymous()).now_or_never()).unwrap();
-        let (_log, _guard) = Log::acting_at("the address of its peer", send);
+        let (same, done_too) = (router.clone(), done.clone());
+        let act = move || done_too.send(status(&same, anonymous()).now_or_never()).unwrap();
+        let (_log, _guard) = Log::acting_at("the address of its peer", act);
         done.send(status(&router, anonymous()).now_or_never()).unwrap();
     });
     for _ in 0..2 {
