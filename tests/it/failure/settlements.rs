@@ -12,6 +12,7 @@ use ratelimit_runtime::__private::{Call, charge_settled, key as key_of, permit_o
 use ratelimit_runtime::conformance::store_of;
 use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, StoreError};
 use ratelimit_runtime::{Cause, CounterName, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Reservation, Store};
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::support::holds::{TIME, TOKENS, acquire_time, remaining};
@@ -172,7 +173,14 @@ async fn a_closed_limiter_repeats_nothing_after_the_deadline() {
         let calls = Calls::make(&limiter, [(); KEYS].map(|()| fresh_key())).await;
         proxy.set(Mode::Refuse);
         proxy.cut();
-        eventually("the server is away", || async { limiter.peek(&hourly(1, FIXED), 1).await.is_err() }).await;
+        // For the connections of this runtime, by which permits are refunded, and of the background thread, by which
+        // reservations are settled: on a connection that seems open, a refund would be sent and lost.
+        let is_away = async || {
+            let background = limiter.clone();
+            let acquire = spawn_blocking(move || background.acquire_blocking(&hourly(1, FIXED), 1).is_err());
+            limiter.peek(&hourly(1, FIXED), 1).await.is_err() && acquire.await.unwrap()
+        };
+        eventually("the server is away", is_away).await;
         let keys = calls.end().await;
         // The pauses between attempts have grown meanwhile.
         sleep(SECOND).await;
