@@ -51,6 +51,7 @@ impl StoreError {
         Self::new(true, reason.into())
     }
 
+    #[inline]
     fn new(misconfigured: bool, reason: Cow<'static, str>) -> Self {
         Self {
             misconfigured,
@@ -154,6 +155,7 @@ impl StoreError {
 }
 
 impl Reason {
+    #[inline]
     fn new(words: Cow<'static, str>) -> Self {
         match words {
             Cow::Borrowed(words) => Self::Known(words),

@@ -200,9 +200,9 @@ impl Store for Redis {
                 return Reply::Ready(batch);
             }
             let consume = request.consume;
-            let running = node.run(Command::decide(request), 0, false);
+            let mut running = node.run(Command::decide(request), 0, false);
             return Reply::Pending(Box::pin(async move {
-                let (command, reply) = running.await;
+                let (command, reply) = (&mut running).await; // by reference, or it is copied
                 let mut request = Request::new(Charges::default(), consume);
                 requests::complete(&mut request, command, reply.map_err(SendError::into_error).and_then(answer));
                 request.into()

@@ -25,7 +25,7 @@ use super::{
     endpoint::{Endpoint, NodeOptions},
     pool::OpenConnection,
     reply::answer,
-    runtime_node::{CommandResult, RuntimeNode},
+    runtime_node::{CommandResult, EndBypassOnDrop, RuntimeNode},
     source::ServerSource,
     supervisor::Supervisor,
 };
@@ -68,7 +68,7 @@ impl Node {
             Err(error) => return CommandFuture::alone(async move { (command, Err(SendError::NotSent(error))) }),
         };
         if asking || !node.is_batching || !command.is_batchable() {
-            return CommandFuture::alone(node.send_alone(command, asking));
+            return CommandFuture::alone(node.send_alone(command, asking, None));
         }
         if let Some(error) = node.pool.refusal() {
             return CommandFuture::alone(async move {
@@ -78,10 +78,7 @@ impl Node {
         }
         if node.queue.try_bypass() {
             let bypass = EndBypassOnDrop(Arc::clone(&node));
-            return CommandFuture::alone(async move {
-                let _bypass = bypass;
-                node.send_alone(command, false).await
-            });
+            return CommandFuture::alone(node.send_alone(command, false, Some(bypass)));
         }
         CommandFuture::Batched { node, command: Some(command), slot, ticket: None }
     }
@@ -249,15 +246,6 @@ impl Future for CommandFuture {
                 })
             }
         }
-    }
-}
-
-/// A caller that bypasses the batch queue. Dropping it ends the bypass.
-struct EndBypassOnDrop(Arc<RuntimeNode>);
-
-impl Drop for EndBypassOnDrop {
-    fn drop(&mut self) {
-        self.0.queue.end_bypass();
     }
 }
 

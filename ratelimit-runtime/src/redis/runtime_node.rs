@@ -32,6 +32,15 @@ pub(super) struct RuntimeNode {
     pub(super) is_batching: bool,
 }
 
+/// A caller that bypasses the batch queue. Dropping it ends the bypass.
+pub(super) struct EndBypassOnDrop(pub(super) Arc<RuntimeNode>);
+
+impl Drop for EndBypassOnDrop {
+    fn drop(&mut self) {
+        self.0.queue.end_bypass();
+    }
+}
+
 impl RuntimeNode {
     pub(super) fn new(endpoint: &Arc<Endpoint>, runtime: Id) -> Self {
         Self {
@@ -70,7 +79,14 @@ impl RuntimeNode {
     }
 
     /// Sends a command by itself. With `asking`, only if a connection is open.
-    pub(super) async fn send_alone(self: Arc<Self>, command: Command, asking: bool) -> CommandResult {
+    ///
+    /// A bypass ends with this future. It is an argument, as a future around this one would be copied with it.
+    pub(super) async fn send_alone(
+        self: Arc<Self>,
+        command: Command,
+        asking: bool,
+        _bypass: Option<EndBypassOnDrop>,
+    ) -> CommandResult {
         let connection = if asking {
             Connection::try_from_pool(&self.pool)
                 .unwrap_or_else(|| Err(StoreError::unavailable("no connection is open yet")))
