@@ -420,7 +420,7 @@ impl Builder {
         Ok(self.with_store(store))
     }
 
-    /// What is invalid, by the last value of each setting.
+    /// The fault of the first invalid setting. Of a setting that was set twice, the last value counts.
     fn fault(&self) -> Option<&'static str> {
         if self.settings.deadline.is_zero() {
             return Some("the deadline is 0; give the store time to answer, for example 100 ms");

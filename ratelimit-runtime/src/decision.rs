@@ -93,7 +93,7 @@ impl Decision {
         wait_ms(self.retry_after_ms).map(Duration::from_millis)
     }
 
-    /// The same, with an unknown wait.
+    /// This decision, with an unknown wait.
     pub(crate) fn without_retry(self) -> Self {
         Self { retry_after_ms: u64::MAX, ..self }
     }

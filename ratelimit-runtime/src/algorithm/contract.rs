@@ -231,7 +231,7 @@ pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_u
 #[inline]
 pub(crate) fn charge_fresh(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, room: u64, now_us: u64) -> Outcome {
     let now = DecisionTime { us: now_us, ms: now_us / 1000 };
-    // A place without a hold is not taken: nobody would free it.
+    // A place without a hold is not taken: no permit would free it.
     let is_plain = query.hold.is_none() && !query.settles && !query.rule.is_concurrent();
     if is_plain && let Some(outcome) = state.charge_at_once(query.rule, query.cost, now) {
         return outcome;

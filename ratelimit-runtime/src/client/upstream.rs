@@ -1,6 +1,6 @@
 //! An upstream: its announced limit, kept in counters that all processes share.
 //!
-//! Nobody configures the limit. A *window* is opened by the response to one call, the probe: it
+//! The limit is not configured. A *window* is opened by the response to one call, the probe: it
 //! says how many calls remain, and for how long. See `counters.rs` for what the store keeps.
 
 use std::{

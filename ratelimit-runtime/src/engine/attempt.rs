@@ -126,7 +126,7 @@ fn add_key(refused: &mut RequestPerMinute, key: &Key) {
 #[inline(always)]
 #[allow(clippy::inline_always)] // in each call
 pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
-    // Outside of a poll nobody gets a permit, which would free a place.
+    // Outside of a poll there is no permit, which would free a place.
     if !can_be_attempted(query.rule, query.cost, waiter.is_some()) || engine.settlements().has(query.id) {
         return Attempt::Unsupported;
     }

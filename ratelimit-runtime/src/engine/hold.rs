@@ -208,7 +208,7 @@ impl Holding {
                 }
                 let (rule, error) = failed?;
                 if let Some(result) = result_sender {
-                    let _ = result.send(Err(error)); // nobody waits for it
+                    let _ = result.send(Err(error)); // no caller waits for it
                 }
                 Some(rule)
             }

@@ -191,7 +191,7 @@ impl QuotaBatches {
         Ok((spent, prefetch))
     }
 
-    /// What remains of a count: at the store, and of the quota that is here.
+    /// The rest of a count: at the store, and of the quota that is here.
     pub(super) fn remaining(&self, id: CounterId, count: u64, at_store: u64, now_us: u64) -> u64 {
         let shard = self.shard(id);
         let Some(batch) = shard.batches.get(&id) else { return at_store };

@@ -102,7 +102,7 @@ impl Drop for RefundUnlessKept {
     }
 }
 
-/// Refunds charges, for [`GRACE`] at most. That of a hold goes on in the background: nobody else releases it, and its
+/// Refunds charges, for [`GRACE`] at most. That of a hold goes on in the background: no other code releases it, and its
 /// denials are not cached.
 async fn refund(nodes: &Nodes, charges: &[Charge]) {
     let (held, others): (Vec<_>, Vec<_>) = charges.iter().cloned().partition(|charge| charge.hold.is_some());

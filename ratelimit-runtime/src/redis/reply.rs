@@ -229,7 +229,7 @@ mod tests {
         assert!(is_readonly(&parse_redis_value(text).unwrap()));
     }
 
-    /// A server that lost its configuration file has no password, and answers nobody but its own machine.
+    /// A server that lost its configuration file has no password, and answers its own machine only.
     #[test]
     fn protected_mode_may_be_the_server_s_mistake() {
         let denied = explained("DENIED Redis is running in protected mode because protected mode is enabled");

@@ -264,7 +264,7 @@ impl MemoryState for Bucket {
         let back = if params.is_queue {
             if level.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
         } else if receipt[0] > time_ms {
-            0 // the clock was set back since: nobody knows how much was refilled
+            0 // the clock was set back since: it is unknown how much was refilled
         } else {
             let refills = level.refills_to_come(&params, receipt[0]) - level.refills_to_come(&params, time_ms);
             let is_any = level.fastest == LARGEST_PACE && params.refill < LARGEST_PACE;

@@ -48,7 +48,7 @@ impl WaitState {
     pub(super) fn is_known_to_be_too_late(&self, ticket: u64, now: Duration) -> bool {
         let Some(caller) = self.callers.get(&ticket) else { return false };
         caller.counters.iter().any(|counter| {
-            // After a change, nobody has asked yet.
+            // After a change, no caller has asked yet.
             let has_changed = |queue: &WaitQueue| queue.probe_at.is_zero() && !queue.ready_at.is_zero();
             let is_certain =
                 |queue: &WaitQueue| queue.latest_refusal.is_some() && !queue.may_free_early && !has_changed(queue);

@@ -205,7 +205,7 @@ impl WaitState {
         }
     }
 
-    /// The store has decided, or nobody asks: those who wait look again.
+    /// The store has decided, or no caller asks: those who wait look again.
     fn store_is_back(&mut self, id: CounterId, wakes: &mut Wakes) {
         if self.queues.get_mut(&id).is_some_and(|queue| queue.store_error.take().is_some()) {
             self.wake_waiting(id, |_| true, wakes);
@@ -287,7 +287,7 @@ impl WaitState {
             self.advance_one(*id, now, wakes, &mut ids);
             next += 1;
         }
-        // Without askers, nobody would find out that the store is back.
+        // Without askers, no caller would find out that the store is back.
         for id in ids {
             if self.queues.get(&id).is_some_and(|queue| queue.askers == 0) {
                 self.store_is_back(id, wakes);

@@ -69,7 +69,7 @@ pub(super) struct WaitQueue {
     pub(super) latest_refusal: Option<RequestPerMinute>,
     /// Askers who wait for the store, which could not decide.
     pub(super) away: usize,
-    /// Why the store could not decide. `None` once it has decided and no asker is away, or nobody asks.
+    /// Why the store could not decide. `None` once it has decided and no asker is away, or no caller asks.
     pub(super) store_error: Option<StoreError>,
 }
 
