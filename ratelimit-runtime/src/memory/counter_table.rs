@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use super::spread;
 use crate::{Rule, algorithm::MemoryState, clock::LockedTime, counter::CounterId, decision::Outcome};
 
 /// States by counter id, in an open-addressing hash table with linear probing.
@@ -222,10 +223,9 @@ impl<S: MemoryState + Default> CounterTable<S> {
     }
 
     /// First slot to probe for an id. Ids are spread evenly over the slots, in their order.
-    #[allow(clippy::cast_possible_truncation)] // less than the number of slots
     #[inline]
     fn home(&self, id: CounterId) -> usize {
-        ((u128::from(id.1) * self.slots.len() as u128) >> 64) as usize
+        spread(id.1, self.slots.len())
     }
 
     #[inline]

@@ -2,7 +2,9 @@
 
 use std::{
     convert::Infallible,
+    num::NonZeroUsize,
     task::{Context, Poll},
+    thread,
     time::Duration,
 };
 
@@ -48,7 +50,7 @@ use tables::CounterTables;
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
-    shards: Box<[PaddedShard; SHARDS]>,
+    shards: Box<[PaddedShard]>,
     capacity: usize,
     stored: CachePadded<AtomicUsize>,
     overflow: Option<Overflow>,
@@ -95,8 +97,6 @@ struct MemoryShard {
     kept: usize,
 }
 
-const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
-
 /// A shard in an odd number of cache lines.
 ///
 /// The first line of each shard is in use. With an even number, they would share a half or fewer of the sets of a
@@ -119,6 +119,7 @@ impl Default for PaddedShard {
 
 /// The shards of one request, locked.
 struct LockedShards<'a> {
+    memory: &'a Memory,
     /// In order.
     indices: SmallVec<[usize; 2]>,
     shards: SmallVec<[SpinMutexGuard<'a, MemoryShard>; 2]>,
@@ -129,11 +130,17 @@ impl Memory {
     pub(crate) fn new(clock: Clock, capacity: usize, overflow_bytes: usize) -> Self {
         Self {
             clock,
-            shards: Box::new([(); SHARDS].map(|()| PaddedShard::default())),
+            shards: (0..number_of_shards()).map(|_| PaddedShard::default()).collect(),
             capacity,
             stored: CachePadded::default(),
             overflow: (overflow_bytes > 0).then(|| Overflow::new(overflow_bytes)),
         }
+    }
+
+    /// The shard of a counter. Counters in the order of their ids are in that of their shards.
+    #[inline]
+    fn shard_of(&self, id: CounterId) -> usize {
+        spread(id.0, self.shards.len())
     }
 
     #[inline]
@@ -208,11 +215,11 @@ impl Memory {
 
     /// Locks the shards of some counters, each once and in order.
     fn lock_shards(&self, ids: impl Iterator<Item = CounterId>) -> LockedShards<'_> {
-        let mut indices: SmallVec<[usize; 2]> = ids.map(|id| shard_of(&id)).collect();
+        let mut indices: SmallVec<[usize; 2]> = ids.map(|id| self.shard_of(id)).collect();
         indices.sort_unstable();
         indices.dedup();
         let shards = spin_lock_all(&indices.iter().map(|index| &self.shards[*index].shard));
-        LockedShards { indices, shards }
+        LockedShards { memory: self, indices, shards }
     }
 
     /// The time of one decision in some shards.
@@ -383,7 +390,7 @@ impl Backend for Memory {
     fn try_charge(&self, query: &mut Query<'_>, _waiter: Option<Waiter<'_, Infallible>>) -> Attempt {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
-        let mut shard = self.shard(shard_of(&query.id));
+        let mut shard = self.shard(self.shard_of(query.id));
         // Unlocked in each branch: otherwise the result would be tested twice.
         if let Some((outcome, _)) = self.charge_one(&mut shard, query, ClockReadings::default(), false) {
             drop(shard);
@@ -410,7 +417,7 @@ impl Backend for Memory {
 
     fn refund_charge(&self, receipt: CounterReceipt) -> Reply<Result<u64, StoreError>> {
         let CounterReceipt { id, cost, receipt: recorded, .. } = receipt;
-        let mut shard = self.shard(shard_of(&id));
+        let mut shard = self.shard(self.shard_of(id));
         let now_us = shard.now_us(&self.clock);
         Reply::Ready(Ok(shard.refund(id, &receipt.rule(), cost, recorded, now_us)))
     }
@@ -434,7 +441,7 @@ impl Store for Memory {
 
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let refund = |charge: &Charge| {
-            let mut shard = self.shard(shard_of(&charge.counter.id()));
+            let mut shard = self.shard(self.shard_of(charge.counter.id()));
             let now_us = shard.now_us(&self.clock);
             self.refund_or_release(&mut shard, charge, now_us)
         };
@@ -448,7 +455,7 @@ impl Store for Memory {
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         let renew = |Charge { counter, rule, hold, .. }: &Charge| {
             let Some(hold) = hold else { return false };
-            let mut shard = self.shard(shard_of(&counter.id()));
+            let mut shard = self.shard(self.shard_of(counter.id()));
             let now_us = shard.now_us(&self.clock);
             let is_held = shard.update(counter.id(), rule, |state| state.renew(hold, now_us));
             is_held.unwrap_or(false)
@@ -459,7 +466,7 @@ impl Store for Memory {
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
         let Charge { counter, rule, hold, .. } = &charge;
         let Some(hold) = hold else { return Reply::Ready(Ok(())) };
-        let mut shard = self.shard(shard_of(&counter.id()));
+        let mut shard = self.shard(self.shard_of(counter.id()));
         let now_us = shard.now_us(&self.clock);
         let settled = self.settle_locked(&mut shard, counter.id(), rule, hold, used, now_us);
         Reply::Ready(settled.map(drop).map_err(|Full| self.full()))
@@ -472,7 +479,7 @@ impl Store for Memory {
     fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
         let Charge { counter, rule, .. } = &charge;
         let (id, mut time_ms) = (counter.id(), ban_ms(time));
-        let mut shard = self.shard(shard_of(&id));
+        let mut shard = self.shard(self.shard_of(id));
         let now_us = shard.now_us(&self.clock);
         if time_ms > 0 {
             // While charges in the overflow count, the counter gets no fresh window after the ban.
@@ -495,23 +502,33 @@ impl Store for Memory {
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         let id = counter.id();
-        self.remove(&mut self.shard(shard_of(&id)), id);
+        self.remove(&mut self.shard(self.shard_of(id)), id);
         Reply::Ready(Ok(()))
     }
 }
 
 impl LockedShards<'_> {
     fn of(&mut self, id: &CounterId) -> &mut MemoryShard {
-        let index = shard_of(id);
+        let index = self.memory.shard_of(*id);
         let at = self.indices.binary_search(&index).unwrap_or_default();
         &mut self.shards[at]
     }
 }
 
-/// The highest bits of an id, so that counters in the order of their ids are in that of their shards.
-#[allow(clippy::cast_possible_truncation)] // at most the number of shards
+/// Enough for each processor that two threads seldom want the same one, and few enough for small ones to stay in a
+/// processor's first cache.
+fn number_of_shards() -> usize {
+    const FOR_EACH_PROCESSOR: usize = 16;
+    if cfg!(all(test, model_check)) {
+        return 2;
+    }
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    FOR_EACH_PROCESSOR * processors.min(64)
+}
+
+/// A place for a number among so many, in the order of the numbers and evenly.
+#[allow(clippy::cast_possible_truncation)] // less than `places`
 #[inline]
-fn shard_of(id: &CounterId) -> usize {
-    const { assert!(SHARDS.is_power_of_two() && SHARDS > 1) };
-    (id.0 >> (u64::BITS - SHARDS.trailing_zeros())) as usize
+fn spread(number: u64, places: usize) -> usize {
+    ((u128::from(number) * places as u128) >> u64::BITS) as usize
 }

@@ -73,7 +73,7 @@ impl MemoryScene {
 
     /// Number of stored counters. Asserts that the store counts the same.
     fn stored(&self) -> usize {
-        let counters = (0..SHARDS).map(|shard| self.store.shard(shard).counters.len()).sum();
+        let counters = (0..self.store.shards.len()).map(|shard| self.store.shard(shard).counters.len()).sum();
         assert_eq!(self.store.stored.load(Ordering::Relaxed), counters, "the number of stored counters");
         assert!(counters <= self.store.capacity, "{counters} counters, {} allowed", self.store.capacity);
         counters
@@ -83,7 +83,7 @@ impl MemoryScene {
 /// The key of the nth counter of a shard.
 fn key_in(shard: usize, nth: usize) -> Key {
     let keys = (0..).map(|key: u32| Key::new(key));
-    keys.filter(|key| shard_of(&CounterId::new(&ONE, key)) == shard).nth(nth).unwrap()
+    keys.filter(|key| spread(CounterId::new(&ONE, key).0, number_of_shards()) == shard).nth(nth).unwrap()
 }
 
 /// The nth counter of a shard.

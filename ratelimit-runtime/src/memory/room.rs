@@ -13,8 +13,8 @@ use crate::{
     sync::try_spin_lock,
 };
 
-/// The least [`MemoryShard::replace_above`]: 4,096 counters in all shards.
-const REPLACE_ABOVE: usize = 16;
+/// The least [`MemoryShard::replace_above`], of all shards together.
+const REPLACE_ABOVE: usize = 4096;
 
 impl Memory {
     pub(super) fn full(&self) -> StoreError {
@@ -92,7 +92,7 @@ impl Memory {
             shard.counters.drop_all_expired(now_us / 1000, shard.kept);
             shard.kept = shard.counters.len();
             self.stored.fetch_sub(before - shard.kept, Ordering::Relaxed);
-            shard.replace_above = (2 * shard.kept).max(REPLACE_ABOVE);
+            shard.replace_above = (2 * shard.kept).max(REPLACE_ABOVE / self.shards.len());
         }
         while !self.try_reserve() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {

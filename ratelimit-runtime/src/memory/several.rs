@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Memory, MemoryShard, SHARDS, shard_of, tables::CounterTables};
+use super::{Memory, MemoryShard, tables::CounterTables};
 use crate::{
     backend::{Attempt, MAX_AT_ONCE, Query},
     clock::ClockReadings,
@@ -16,7 +16,7 @@ impl Memory {
         const { assert!(N <= MAX_AT_ONCE) };
         // A denied call stores new counters until it undoes them: `MAX_AT_ONCE` at most, and one such call
         // at a time in each shard. With room for all of them, hardly another call finds the store full.
-        if self.stored.load(Ordering::Relaxed) + SHARDS * MAX_AT_ONCE > self.capacity {
+        if self.stored.load(Ordering::Relaxed) + self.shards.len() * MAX_AT_ONCE > self.capacity {
             return Attempt::Unsupported;
         }
         // In one order of all callers, so that no two of them wait for each other's locks.
@@ -33,12 +33,12 @@ impl Memory {
             }
         }
         let mut shards = [const { None }; N];
-        let mut locked = SHARDS;
+        let mut locked = None;
         for (shard, query) in shards.iter_mut().zip(&ordered) {
-            let index = shard_of(&query.id);
-            if index != locked {
+            let index = self.shard_of(query.id);
+            if locked != Some(index) {
                 *shard = Some(self.shard(index));
-                locked = index;
+                locked = Some(index);
             }
         }
         // Read once for all charges that are decided at once, and under all locks: see `try_charge`.

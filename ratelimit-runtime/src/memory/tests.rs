@@ -39,7 +39,7 @@ fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
     };
     charge();
     std::thread::scope(|scope| {
-        let locked = memory.shard(shard_of(&id));
+        let locked = memory.shard(memory.shard_of(id));
         let charged = scope.spawn(charge);
         std::thread::sleep(Duration::from_millis(50));
         manual.advance(Duration::from_millis(300));
@@ -85,8 +85,8 @@ fn new_counters_take_the_slots_of_expired_ones() {
         assert!(query.outcome.fits());
         most = most.max(stored());
     }
-    assert_eq!(stored(), (0..SHARDS).map(|at| memory.shard(at).counters.len()).sum::<usize>());
-    assert!(most < 64 * SHARDS, "{most} counters were stored");
+    assert_eq!(stored(), (0..memory.shards.len()).map(|at| memory.shard(at).counters.len()).sum::<usize>());
+    assert!(most < 16_384, "{most} counters were stored");
 }
 
 /// A caller of a later slot has to sleep, and the general way lets it.
@@ -184,7 +184,10 @@ const RULE: Rule = Rule::new("item", 1, PERIOD);
 
 /// A key whose counter is in this shard.
 fn key_in(shard: usize, rule: &Rule, from: u64) -> Key {
-    (from..from + 100_000).map(Key::new).find(|key| shard_of(&CounterId::new(rule, key)) == shard).unwrap()
+    (from..from + 100_000)
+        .map(Key::new)
+        .find(|key| spread(CounterId::new(rule, key).0, number_of_shards()) == shard)
+        .unwrap()
 }
 
 /// The decision on charges of 1. `Err` if the store is full.
@@ -280,7 +283,7 @@ fn a_denied_call_of_several_rules_takes_no_refill() {
     // A key whose counter is charged second.
     let is_second = |key: &Key| {
         let [first, second] = [CounterId::new(&refilling, &Key::NONE), CounterId::new(&exhausted, key)];
-        shard_of(&second) > shard_of(&first)
+        memory.shard_of(second) > memory.shard_of(first)
     };
     let Some(key) = (0..10_000).map(Key::new).find(is_second) else { return }; // in the last shard
     let queries = |cost| [Query::new(&refilling, &Key::NONE, cost), Query::new(&exhausted, &key, 1)];
@@ -305,7 +308,7 @@ fn a_denied_call_of_several_rules_takes_no_refill() {
 #[test]
 fn several_charges_are_attempted_only_with_room_for_those_of_all_other_calls() {
     for (stored, is_decided) in [(0_u64, true), (1, false)] {
-        let memory = Memory::new(ManualClock::new().into(), SHARDS * MAX_AT_ONCE, 0);
+        let memory = Memory::new(ManualClock::new().into(), number_of_shards() * MAX_AT_ONCE, 0);
         for key in 0..stored {
             assert!(decide(&memory, &[(&RULE, &Key::new(key))]).unwrap());
         }
