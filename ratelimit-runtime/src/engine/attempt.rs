@@ -72,7 +72,7 @@ fn try_acquire_rule(
         Attempt::Decided if query.outcome.fits() => Some(Decided::Admitted),
         Attempt::Decided => {
             // Made in its place: a copy of it takes longer than the decision.
-            let refused = refused.insert(RequestPerMinute::exceeded(rule, cost, &query.outcome.decision(rule.limit())));
+            let refused = refused.insert(RequestPerMinute::exceeded(rule, cost, &query.outcome));
             if observe::records_refusals() {
                 observe::refused(refused);
             }
@@ -96,19 +96,18 @@ pub(super) fn exceeded<T>(
     names_keys: bool,
 ) -> Poll<Result<T, RequestPerMinute>> {
     if observe::records_refusals() {
-        record_exceeded(rule, cost, outcome.remaining.value(), outcome.retry_after_ms);
+        record_exceeded(rule, cost, outcome.remaining.value(), outcome.retry_after_ms.value());
     }
     if names_keys {
-        return Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit())).with_key(key)));
+        return Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, outcome).with_key(key)));
     }
-    Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()))))
+    Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, outcome)))
 }
 
 /// Records a refusal of its own: a refusal that others have seen is not made in its place.
 #[inline(never)]
 fn record_exceeded(rule: &Rule, cost: u64, remaining: u64, retry_after_ms: u64) {
-    let decision = Outcome::denied(remaining, retry_after_ms).decision(rule.limit());
-    observe::refused(&RequestPerMinute::exceeded(rule, cost, &decision));
+    observe::refused(&RequestPerMinute::exceeded(rule, cost, &Outcome::denied(remaining, retry_after_ms)));
 }
 
 #[cold]
@@ -269,7 +268,7 @@ fn attempt_some<'a, const N: usize, T>(
             let (Some(Query { rule, key, cost, outcome, .. }), None) = (refusing.next(), refusing.next()) else {
                 return None; // which one is named depends on what others hold
             };
-            let mut refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule.limit()));
+            let mut refusal = RequestPerMinute::exceeded(rule, *cost, outcome);
             let is_its_key = |charge: BorrowedCharge<'_>| {
                 charge.rule.prefix() != rule.prefix() || charge.key.counter_key() == Some(*key)
             };

@@ -250,7 +250,7 @@ impl AcquireRequest {
             rest.iter_mut().for_each(|charge| charge.hold = charge.hold.map(Hold::anew));
             return Err(Box::new(ShadowRejection { decision, rest }));
         }
-        let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &charge.decision);
+        let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &Outcome::of_denial(&charge.decision));
         if charge.slot_delay > charge.longest_wait {
             return Ok(Resolution::Rejected(refused)); // waiting and asking again brings the slot no sooner
         }

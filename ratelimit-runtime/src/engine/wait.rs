@@ -19,8 +19,9 @@ use super::{
     request::{AcquireRequest, WaitTicket},
 };
 use crate::{
-    Decision, RequestPerMinute, Rule,
+    RequestPerMinute, Rule,
     counter::CounterId,
+    decision::Outcome,
     observe::WaitTimer,
     rule::RuleId,
     store::{Charges, StoreError},
@@ -248,9 +249,8 @@ impl AcquireRequest {
             Resolution::Rejected(refused) => refused,
             Resolution::Undecided { error, .. } => refusal(&self.rule(), error),
             Resolution::Admitted(permit, _) => {
-                let soon = Some(Duration::from_millis(1));
-                let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
-                RequestPerMinute::exceeded(&rule, cost, &decision)
+                let soon_ms = 1;
+                RequestPerMinute::exceeded(&rule, cost, &Outcome::denied(permit.remaining(), soon_ms))
             }
         }
     }

@@ -45,7 +45,7 @@ fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
         manual.advance(Duration::from_millis(300));
         drop(locked);
         let charged = charged.join().unwrap();
-        assert_eq!((charged.fits(), charged.retry_after_ms), (false, 700));
+        assert_eq!((charged.fits(), charged.retry_after_ms.value()), (false, 700));
     });
 }
 
@@ -168,7 +168,7 @@ proptest! {
             for query in queries.iter().filter(|query| query.cost <= query.rule.limit()) {
                 let charge = request.charges.iter().find(|charge| charge.counter.id() == query.id).unwrap();
                 let outcome = query.outcome;
-                prop_assert_eq!(outcome.retry_after_ms, charge.decision.retry_after_ms, "{:?} {:?}", rules, costs);
+                prop_assert_eq!(outcome.retry_after_ms.value(), charge.decision.retry_after_ms, "{:?} {:?}", rules, costs);
                 if is_admitted {
                     prop_assert_eq!(outcome.decision(charge.rule.limit()), charge.decision, "{:?} {:?}", rules, costs);
                 } else if !outcome.fits() {
@@ -266,7 +266,7 @@ fn charges_count_as_made_now_if_the_clock_was_set_back() {
         memory.clock = early.clone().into();
         assert_eq!(charge(&memory, 2).remaining.value(), 0, "{algorithm:?}");
         let denied = charge(&memory, 5);
-        assert!(!denied.fits() && denied.retry_after_ms <= 2_000, "{algorithm:?}: {denied:?}");
+        assert!(!denied.fits() && denied.retry_after_ms.value() <= 2_000, "{algorithm:?}: {denied:?}");
         early.advance(2 * PERIOD);
         assert!(charge(&memory, 5).fits(), "{algorithm:?}");
     }

@@ -130,7 +130,8 @@ fn charge_empty_queue(packed: &mut PackedLevel, rule: &Rule, charged: u64, now_m
 fn denied(before: u64, after: u64, capacity: u64, unit: NonZeroU64, refill: NonZeroU64, left_ms: u64) -> Outcome {
     let free = capacity.saturating_sub(before);
     let remaining = if free < unit.get() { 0 } else { free / unit }; // a division takes long
-    Outcome::denied(remaining, (after - capacity).div_ceil(refill.get()).min(left_ms))
+    let excess = (after - capacity).min(left_ms.saturating_mul(refill.get()));
+    Outcome::denied(remaining, Quotient::ceil(excess, refill))
 }
 
 impl MemoryState for Bucket {

@@ -279,7 +279,7 @@ mod tests {
                         if outcome.fits() {
                             prop_assert_eq!(outcome.decision(COUNT), after);
                         } else {
-                            prop_assert_eq!(outcome.retry_after_ms, before.retry_after_ms);
+                            prop_assert_eq!(outcome.retry_after_ms.value(), before.retry_after_ms);
                         }
                         let left = if taken + cost <= COUNT { COUNT - taken - cost } else { COUNT - taken };
                         prop_assert_eq!((outcome.fits(), outcome.remaining.value()), (taken + cost <= COUNT, left));
