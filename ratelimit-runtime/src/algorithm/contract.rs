@@ -101,6 +101,11 @@ impl Ban {
     }
 }
 
+/// The alignment of slots of 32 bytes: two fit into one cache line.
+#[derive(Debug)]
+#[repr(align(32))]
+pub(crate) struct HalfLine;
+
 /// The state of one counter in memory.
 ///
 /// A receipt is two numbers by which [`MemoryState::refund`] finds the charge again. A table stores

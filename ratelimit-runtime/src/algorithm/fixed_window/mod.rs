@@ -8,7 +8,7 @@ use once_cell::sync::Lazy;
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Ban, Evaluation, MemoryState};
+use super::contract::{Ban, Evaluation, HalfLine, MemoryState};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
@@ -36,11 +36,6 @@ const USED_BITS: u32 = 34;
 
 /// In the end of a ban. No other end is as large: it is in the year 4199.
 const BAN: u64 = 1 << 46;
-
-/// A slot with a window takes 32 bytes: two fit into one cache line.
-#[derive(Debug)]
-#[repr(align(32))]
-pub(crate) struct HalfLine;
 
 /// The numbers of a window.
 #[derive(Clone, Copy, Debug)]

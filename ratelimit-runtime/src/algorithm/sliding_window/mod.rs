@@ -8,7 +8,7 @@ use std::{collections::VecDeque, num::NonZeroU64};
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Ban, Evaluation, MemoryState, Recovery};
+use super::contract::{Ban, Evaluation, HalfLine, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
@@ -18,28 +18,31 @@ use super::{
 use crate::store::Charge;
 use crate::{Algorithm, Rule, clock::DecisionTime, decision::Outcome, store::ChargeQuery};
 
-/// The sub-windows of one counter, up to the one of the last charge.
-#[derive(Debug, Default)]
-pub(crate) struct SlidingWindow {
-    /// Time when none of the charges counts any more. It also tells the last sub-window.
-    ///
-    /// With [`BAN`] it is the end of a ban, and the number of charges is the time of its begin. As no
-    /// sub-window begins so late, [`MemoryState::charge_at_once`] need not look for it.
-    expires_at_ms: u64,
-    charged: SubWindows,
+/// The sub-windows of one counter, up to the one of the last charge. In 16 bytes, so that a slot of the table is half
+/// of a cache line.
+#[derive(Debug)]
+pub(crate) enum SlidingWindow {
+    /// One weighted bucket, with numbers of 32 bits.
+    Two {
+        /// One more than the time when none of the charges counts any more, which also tells the last sub-window.
+        /// Never 0, which tells the two variants apart.
+        ends: NonZeroU64,
+        last: u32,
+        previous: u32,
+    },
+    Apart(Box<StoredApart>),
 }
 
-/// In the end of a ban.
-const BAN: u64 = 1 << 62;
-
-/// Charges of each sub-window that counts, the last one first.
+/// Everything that is rare or has no bound.
 #[derive(Debug)]
-enum SubWindows {
-    /// For one weighted bucket. The first number is one more than the charges: as it is never 0, both
-    /// variants take two words.
-    Two(NonZeroU64, u64),
-    #[allow(clippy::box_collection)] // see above
-    Many(Box<VecDeque<u64>>),
+pub(crate) enum StoredApart {
+    SubWindows {
+        /// See [`SlidingWindow::Two`].
+        expires_at_ms: u64,
+        /// Charges of each sub-window that counts, the last one first.
+        charges: VecDeque<u64>,
+    },
+    Ban(Ban),
 }
 
 /// The sub-windows that count.
@@ -70,6 +73,23 @@ impl WindowLayout {
     #[inline]
     fn counts_ms(self) -> u64 {
         (1 + self.earlier) * self.size_ms
+    }
+
+    /// Start of the last sub-window with a charge, after which all charges expire at this time.
+    #[inline]
+    fn start_ms(self, expires_at_ms: u64) -> u64 {
+        expires_at_ms.saturating_sub(self.counts_ms())
+    }
+
+    #[inline]
+    fn current(self, expires_at_ms: u64, now_ms: u64) -> CurrentWindow {
+        let start_ms = self.start_ms(expires_at_ms);
+        let since_ms = now_ms.saturating_sub(start_ms);
+        if since_ms < self.size_ms {
+            return CurrentWindow { start_ms, ahead: 0, passed_ms: since_ms };
+        }
+        let (ahead, passed_ms) = (since_ms / self.size_ms, since_ms % self.size_ms);
+        CurrentWindow { start_ms: now_ms - passed_ms, ahead, passed_ms }
     }
 
     /// Charges of the oldest sub-window by their weight, when a part of the current one has passed.
@@ -122,63 +142,100 @@ struct CurrentWindow {
     passed_ms: u64,
 }
 
-impl Default for SubWindows {
+impl Default for SlidingWindow {
     fn default() -> Self {
-        Self::two(0, 0)
+        Self::two(0, [0; 2])
     }
 }
 
-impl SubWindows {
+impl SlidingWindow {
     #[inline]
-    fn two(last: u64, previous: u64) -> Self {
-        Self::Two(NonZeroU64::MIN.saturating_add(last), previous)
+    fn two(expires_at_ms: u64, [last, previous]: [u32; 2]) -> Self {
+        Self::Two { ends: NonZeroU64::MIN.saturating_add(expires_at_ms), last, previous }
+    }
+
+    fn apart(expires_at_ms: u64, charges: VecDeque<u64>) -> Self {
+        Self::Apart(Box::new(StoredApart::SubWindows { expires_at_ms, charges }))
     }
 
     /// From the charges of each sub-window, the last one first.
-    fn new(layout: WindowLayout, charges: VecDeque<u64>) -> Self {
-        match layout {
-            WindowLayout { earlier: 1, is_weighted: true, .. } => {
-                Self::two(charges.front().copied().unwrap_or(0), charges.get(1).copied().unwrap_or(0))
+    fn new(layout: WindowLayout, expires_at_ms: u64, charges: VecDeque<u64>) -> Self {
+        let numbers = [0, 1].map(|back| charges.get(back).map_or(Ok(0), |charged| u32::try_from(*charged)));
+        match (layout, numbers) {
+            (WindowLayout { earlier: 1, is_weighted: true, .. }, [Ok(last), Ok(previous)]) => {
+                Self::two(expires_at_ms, [last, previous])
             }
-            _ => Self::Many(Box::new(charges)),
+            _ => Self::apart(expires_at_ms, charges),
+        }
+    }
+
+    fn of_ban(ban: Ban) -> Self {
+        Self::Apart(Box::new(StoredApart::Ban(ban)))
+    }
+
+    fn banned(&self) -> Option<Ban> {
+        match self {
+            Self::Apart(apart) => match &**apart {
+                StoredApart::Ban(ban) => Some(*ban),
+                StoredApart::SubWindows { .. } => None,
+            },
+            Self::Two { .. } => None,
         }
     }
 
     /// Charges of the sub-window that is `back` places before the last one.
     fn get(&self, back: u64) -> u64 {
         match (self, back) {
-            (Self::Two(last, _), 0) => last.get() - 1,
-            (Self::Two(_, previous), 1) => *previous,
-            (Self::Two(..), _) => 0,
-            (Self::Many(charges), _) => {
-                usize::try_from(back).ok().and_then(|back| charges.get(back)).copied().unwrap_or(0)
-            }
+            (Self::Two { last, .. }, 0) => (*last).into(),
+            (Self::Two { previous, .. }, 1) => (*previous).into(),
+            (Self::Two { .. }, _) => 0,
+            (Self::Apart(apart), _) => match (&**apart, usize::try_from(back)) {
+                (StoredApart::SubWindows { charges, .. }, Ok(back)) => charges.get(back).copied().unwrap_or(0),
+                _ => 0,
+            },
         }
     }
 
     fn set(&mut self, back: u64, amount: u64) {
-        match self {
-            Self::Two(last, previous) => {
-                let last = last.get() - 1;
-                *self = if back == 0 { Self::two(amount, *previous) } else { Self::two(last, amount) };
+        match (&mut *self, u32::try_from(amount)) {
+            (Self::Two { last, .. }, Ok(amount)) if back == 0 => *last = amount,
+            (Self::Two { previous, .. }, Ok(amount)) => *previous = amount,
+            (Self::Two { last, previous, .. }, Err(_)) => {
+                let charges = VecDeque::from([(*last).into(), (*previous).into()]);
+                *self = Self::apart(self.expires_at_ms(), charges);
+                self.set(back, amount);
             }
-            Self::Many(charges) => {
-                let back = usize::try_from(back).unwrap_or(usize::MAX);
-                if charges.len() <= back {
-                    charges.resize(back + 1, 0);
+            (Self::Apart(apart), _) => {
+                if let StoredApart::SubWindows { charges, .. } = &mut **apart {
+                    let back = usize::try_from(back).unwrap_or(usize::MAX);
+                    if charges.len() <= back {
+                        charges.resize(back + 1, 0);
+                    }
+                    charges[back] = amount;
                 }
-                charges[back] = amount;
+            }
+        }
+    }
+
+    fn expire_at(&mut self, time_ms: u64) {
+        match self {
+            Self::Two { ends, .. } => *ends = NonZeroU64::MIN.saturating_add(time_ms),
+            Self::Apart(apart) => {
+                if let StoredApart::SubWindows { expires_at_ms, .. } = &mut **apart {
+                    *expires_at_ms = time_ms;
+                }
             }
         }
     }
 
     /// Moves on by some sub-windows.
-    fn slide(&mut self, ahead: u64, earlier: u64) {
+    fn slide(&mut self, ahead: u64, layout: WindowLayout) {
         match self {
             _ if ahead == 0 => {}
-            Self::Two(last, _) => *self = Self::two(0, if ahead == 1 { last.get() - 1 } else { 0 }),
-            Self::Many(charges) => {
-                let (all, new) = (earlier + 1, ahead.min(earlier + 1));
+            Self::Two { last, previous, .. } => (*last, *previous) = (0, if ahead == 1 { *last } else { 0 }),
+            Self::Apart(apart) => {
+                let StoredApart::SubWindows { charges, .. } = &mut **apart else { return };
+                let (all, new) = (layout.earlier + 1, ahead.min(layout.earlier + 1));
                 charges.truncate(usize::try_from(all - new).unwrap_or(usize::MAX));
                 let new = usize::try_from(new).unwrap_or(usize::MAX);
                 charges.reserve_exact(new);
@@ -189,55 +246,29 @@ impl SubWindows {
 
     fn sum(&self) -> u64 {
         match self {
-            Self::Two(last, previous) => last.get() - 1 + previous,
-            Self::Many(charges) => charges.iter().sum(),
+            Self::Two { last, previous, .. } => u64::from(*last) + u64::from(*previous),
+            Self::Apart(apart) => match &**apart {
+                StoredApart::SubWindows { charges, .. } => charges.iter().sum(),
+                StoredApart::Ban(_) => 0,
+            },
         }
-    }
-}
-
-impl SlidingWindow {
-    fn of_ban(ban: Ban) -> Self {
-        Self { expires_at_ms: ban.until_ms | BAN, charged: SubWindows::two(ban.since_ms, 0) }
-    }
-
-    fn banned(&self) -> Option<Ban> {
-        let until_ms = self.expires_at_ms & !BAN;
-        (self.expires_at_ms != until_ms).then(|| Ban { since_ms: self.charged.get(0), until_ms })
-    }
-
-    /// Start of the last sub-window with a charge.
-    #[inline]
-    fn start_ms(&self, layout: WindowLayout) -> u64 {
-        self.expires_at_ms.saturating_sub(layout.counts_ms())
-    }
-
-    #[inline]
-    fn current(&self, layout: WindowLayout, now_ms: u64) -> CurrentWindow {
-        let start_ms = self.start_ms(layout);
-        let since_ms = now_ms.saturating_sub(start_ms);
-        if since_ms < layout.size_ms {
-            return CurrentWindow { start_ms, ahead: 0, passed_ms: since_ms };
-        }
-        let (ahead, passed_ms) = (since_ms / layout.size_ms, since_ms % layout.size_ms);
-        CurrentWindow { start_ms: now_ms - passed_ms, ahead, passed_ms }
     }
 
     fn evaluate_ms(&self, rule: &Rule, cost: u64, now_ms: u64) -> Evaluation {
         let layout = WindowLayout::of(rule);
-        let CurrentWindow { ahead, passed_ms, .. } = self.current(layout, now_ms);
-        let charged = |back: u64| back.checked_sub(ahead).map_or(0, |back| self.charged.get(back));
+        let CurrentWindow { ahead, passed_ms, .. } = layout.current(self.expires_at_ms(), now_ms);
+        let charged = |back: u64| back.checked_sub(ahead).map_or(0, |back| self.get(back));
         layout.evaluate(rule, cost, passed_ms, charged)
     }
 }
 
 impl MemoryState for SlidingWindow {
-    type Align = ();
+    type Align = HalfLine;
 
     fn restart(&mut self, rule: &Rule, now_us: u64) {
         let (layout, millis) = (WindowLayout::of(rule), now_us / 1000);
         let start_ms = millis - millis % layout.size_ms;
-        let charged = SubWindows::new(layout, VecDeque::new());
-        *self = Self { expires_at_ms: start_ms + layout.counts_ms(), charged };
+        *self = Self::new(layout, start_ms + layout.counts_ms(), VecDeque::new());
     }
 
     /// Nearly twice the count may fit where two windows meet.
@@ -247,7 +278,13 @@ impl MemoryState for SlidingWindow {
 
     #[inline]
     fn expires_at_ms(&self) -> u64 {
-        self.expires_at_ms & !BAN
+        match self {
+            Self::Two { ends, .. } => ends.get() - 1,
+            Self::Apart(apart) => match &**apart {
+                StoredApart::SubWindows { expires_at_ms, .. } => *expires_at_ms,
+                StoredApart::Ban(ban) => ban.until_ms,
+            },
+        }
     }
 
     /// The age of charges is unknown after the clock was set back: all of them count as made now.
@@ -255,10 +292,10 @@ impl MemoryState for SlidingWindow {
         let layout = WindowLayout::of(rule);
         if let Some(ban) = self.banned() {
             *self = Self::of_ban(ban.corrected(now_us / 1000));
-        } else if now_us / 1000 < self.start_ms(layout) {
-            let sum = self.charged.sum();
+        } else if now_us / 1000 < layout.start_ms(self.expires_at_ms()) {
+            let sum = self.sum();
             self.restart(rule, now_us);
-            self.charged.set(0, sum);
+            self.set(0, sum);
         }
     }
 
@@ -273,7 +310,7 @@ impl MemoryState for SlidingWindow {
     fn ban(&mut self, rule: &Rule, ban: Ban) {
         let layout = WindowLayout::of(rule);
         // A charge that was refunded may have left empty sub-windows in front.
-        let back = (0..=layout.earlier).find(|back| self.charged.get(*back) > 0);
+        let back = (0..=layout.earlier).find(|back| self.get(*back) > 0);
         let counts_until_ms = back.map_or(0, |back| self.expires_at_ms().saturating_sub(back * layout.size_ms));
         *self = Self::of_ban(ban.lasting_until(counts_until_ms));
     }
@@ -287,36 +324,39 @@ impl MemoryState for SlidingWindow {
     /// The receipt is the start of the sub-window.
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
         let layout = WindowLayout::of(query.rule);
-        let CurrentWindow { start_ms, ahead, .. } = self.current(layout, now_us / 1000);
-        self.charged.slide(ahead, layout.earlier);
-        self.charged.set(0, self.charged.get(0) + amount);
-        self.expires_at_ms = start_ms + layout.counts_ms();
+        let CurrentWindow { start_ms, ahead, .. } = layout.current(self.expires_at_ms(), now_us / 1000);
+        self.slide(ahead, layout);
+        self.set(0, self.get(0) + amount);
+        self.expire_at(start_ms + layout.counts_ms());
         [start_ms, 0]
     }
 
-    /// For one weighted bucket, if the clock was not set back.
+    /// For one weighted bucket, if the clock was not set back, and all numbers stay below 2^32.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         // `restart` gives only one weighted bucket two of them, and what was not restarted has expired.
-        let SubWindows::Two(last, previous) = &self.charged else { return None };
+        let Self::Two { ends, last: its_last, previous: its_previous } = self else { return None };
         let (layout, now_ms) = (WindowLayout { earlier: 1, size_ms: rule.period_ms(), is_weighted: true }, now.ms);
-        if self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) {
+        let expires_at_ms = ends.get() - 1;
+        if expires_at_ms <= now_ms || now_ms < layout.start_ms(expires_at_ms) {
             return None;
         }
-        let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_ms);
-        let (last, previous) = if ahead == 0 { (last.get() - 1, *previous) } else { (0, last.get() - 1) };
-        let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
+        let CurrentWindow { start_ms, ahead, passed_ms } = layout.current(expires_at_ms, now_ms);
+        let (last, previous) = if ahead == 0 { (*its_last, *its_previous) } else { (0, *its_last) };
+        let used = u64::from(last) + layout.weighted(previous.into(), passed_ms);
+        let remaining = rule.count().saturating_sub(used);
         if cost > remaining {
-            let charged = |back| if back == 0 { last } else { previous };
+            let charged = |back| if back == 0 { last } else { previous }.into();
             let decision = layout.evaluate(rule, cost, passed_ms, charged).decision;
             return Some(Outcome::denied(decision.remaining, decision.retry_after_ms));
         }
+        let last = last.checked_add(u32::try_from(cost).ok()?)?;
         let expires_at_ms = start_ms + layout.counts_ms();
-        self.expires_at_ms = expires_at_ms;
-        if let SubWindows::Two(its_last, its_previous) = &mut self.charged {
-            (*its_last, *its_previous) = (NonZeroU64::MIN.saturating_add(last + cost), previous);
+        if ahead > 0 {
+            (*ends, *its_previous) = (NonZeroU64::MIN.saturating_add(expires_at_ms), previous);
         }
+        *its_last = last;
         Some(Outcome::admitted(remaining - cost, expires_at_ms - now_ms, [start_ms, 0]))
     }
 
@@ -326,17 +366,17 @@ impl MemoryState for SlidingWindow {
             return 0;
         }
         let layout = WindowLayout::of(rule);
-        let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_us / 1000);
+        let CurrentWindow { start_ms, ahead, passed_ms } = layout.current(self.expires_at_ms(), now_us / 1000);
         let Some(since_ms) = start_ms.checked_sub(charged_at_ms) else { return 0 };
         // Places before the current sub-window, and before the last one with a charge.
         let place = since_ms / layout.size_ms;
         let (Some(back), true) = (place.checked_sub(ahead), place <= layout.earlier) else { return 0 };
         let weight = |charged| if place < layout.earlier { charged } else { layout.weighted(charged, passed_ms) };
-        let charged = self.charged.get(back);
+        let charged = self.get(back);
         let left = charged - cost.min(charged);
-        self.charged.set(back, left);
-        if self.charged.sum() == 0 {
-            self.expires_at_ms = 0;
+        self.set(back, left);
+        if self.sum() == 0 {
+            self.expire_at(0);
         }
         weight(charged) - weight(left)
     }
@@ -391,7 +431,7 @@ impl RedisScript for SlidingWindow {
         let expires_at_ms = current.checked_add(1 + earlier)?.checked_mul(size_ms)?;
         let now_ms = expires_at_ms.checked_sub(left_ms)?;
         counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count))?.checked_mul(size_ms)?;
-        let sub_windows = Self { expires_at_ms, charged: SubWindows::new(layout, counts) };
+        let sub_windows = Self::new(layout, expires_at_ms, counts);
         let cost = if charged && *sign == b'+' { 0 } else { cost };
         Some((sub_windows.evaluate_ms(rule, cost, now_ms), [current, 0]))
     }
@@ -431,7 +471,8 @@ mod tests {
             let mut window = SlidingWindow::default();
             for step in (0..5_000).step_by(3) {
                 charge(&mut window, &ChargeQuery::of(&rule, 1), step * layout.size_ms * 1000);
-                let SubWindows::Many(charges) = &window.charged else { panic!("it has several buckets") };
+                let SlidingWindow::Apart(apart) = &window else { panic!("it has several buckets") };
+                let StoredApart::SubWindows { charges, .. } = &**apart else { panic!("it is not banned") };
                 assert!(charges.capacity() as u64 <= (layout.earlier + 1).max(4), "{} {rule:?}", charges.capacity());
             }
         }
@@ -453,6 +494,30 @@ mod tests {
             };
             assert_eq!(ends_at(true), ends_at(false), "{rule:?}");
         }
+    }
+
+    /// They are stored apart, and are not charged at once.
+    #[test]
+    fn numbers_of_more_than_32_bits_count_in_full() {
+        const COUNT: u64 = 1 << 40;
+        let rule = Rule::new("item", COUNT, SECOND);
+        let rule = rule.with_algorithm(Algorithm::SlidingWindow { buckets: 1, weighted: true });
+        let mut window = SlidingWindow::default();
+        let at = |time_ms| DecisionTime { us: time_ms * 1000, ms: time_ms };
+        let charge = |window: &mut SlidingWindow, cost, time_ms: u64| {
+            let outcome = charge(window, &ChargeQuery::of(&rule, cost), time_ms * 1000);
+            (outcome.remaining.value(), outcome.receipt)
+        };
+        assert_eq!(charge(&mut window, (1 << 32) - 2, 60_000).0, COUNT - (1 << 32) + 2);
+        assert!(window.charge_at_once(&rule, 1, at(60_000)).is_some_and(|outcome| outcome.fits()));
+        assert_eq!(window.charge_at_once(&rule, 1, at(60_000)), None);
+        assert_eq!(charge(&mut window, 1, 60_000).0, COUNT - (1 << 32));
+        let (remaining, receipt) = charge(&mut window, 3 << 32, 60_999);
+        assert_eq!(remaining, COUNT - (4 << 32));
+        assert_eq!(window.refund(&rule, 2 << 32, receipt, 61_500_000), 1 << 32, "half of it still counts");
+        assert_eq!(charge(&mut window, 1, 61_500).0, COUNT - (1 << 32) - 1);
+        assert_eq!(charge(&mut window, 1, 63_000).0, COUNT - 1, "all of it has expired");
+        assert!(window.charge_at_once(&rule, 1, at(63_000)).is_some());
     }
 
     /// The later charge moves the others on. At its time, those of the oldest bucket count in full.
