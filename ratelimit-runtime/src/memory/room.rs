@@ -88,11 +88,13 @@ impl Memory {
     fn reserve_or_sweep(&self, shard: &mut MemoryShard, rule: &Rule, now_us: u64) -> Result<(), Full> {
         let before = shard.counters.len();
         if before >= shard.replace_above && shard.counters.is_full(rule) {
-            // With fewer slots than the last time needed, the tables would soon grow again.
-            shard.counters.drop_all_expired(now_us / 1000, shard.kept);
+            // With fewer slots than the last time needed, or than are filled before that, the tables would soon grow
+            // again.
+            let least = REPLACE_ABOVE / self.shards.len();
+            shard.counters.drop_all_expired(now_us / 1000, shard.kept.max(least));
             shard.kept = shard.counters.len();
             self.stored.fetch_sub(before - shard.kept, Ordering::Relaxed);
-            shard.replace_above = (2 * shard.kept).max(REPLACE_ABOVE / self.shards.len());
+            shard.replace_above = (2 * shard.kept).max(least);
         }
         while !self.try_reserve() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
