@@ -1,6 +1,10 @@
 //! The numbers of one counter, from a store's decision.
 
-use std::{fmt, num::NonZeroU64, time::Duration};
+use std::{
+    fmt,
+    num::{NonZeroU32, NonZeroU64},
+    time::Duration,
+};
 
 /// The state of one counter for one cost, at the moment of the store's decision.
 ///
@@ -227,9 +231,51 @@ impl Quotient {
         self.dividend == u64::MAX
     }
 
+    /// The dividend, and a divisor of 32 bits. By a larger one it is divided now.
+    #[inline]
+    fn with_small_divisor(self) -> (u64, NonZeroU32) {
+        match NonZeroU32::try_from(self.divisor) {
+            Ok(divisor) => (self.dividend, divisor),
+            Err(_) => (self.value(), NonZeroU32::MIN),
+        }
+    }
+
     #[inline]
     pub(crate) fn value(self) -> u64 {
         if self.divisor == NonZeroU64::MIN { self.dividend } else { self.dividend / self.divisor }
+    }
+}
+
+/// The numbers that a permit shows, of an [`Outcome`] or a [`Decision`].
+#[derive(Clone, Copy)]
+pub(crate) struct PermitNumbers {
+    pub(crate) limit: u64,
+    remaining: u64,
+    reset_after_ms: u64,
+    /// The divisors of both, see [`Quotient`]. They share a word, as a permit is moved often.
+    divisors: [NonZeroU32; 2],
+}
+
+impl PermitNumbers {
+    #[inline]
+    pub(crate) fn new(limit: u64, outcome: &Outcome) -> Self {
+        let [(remaining, first), (reset_after_ms, second)] =
+            [outcome.remaining, outcome.reset_after_ms].map(Quotient::with_small_divisor);
+        Self { limit, remaining, reset_after_ms, divisors: [first, second] }
+    }
+
+    pub(crate) fn remaining(&self) -> u64 {
+        self.remaining / u64::from(self.divisors[0].get())
+    }
+
+    pub(crate) fn reset_after_ms(&self) -> u64 {
+        self.reset_after_ms / u64::from(self.divisors[1].get())
+    }
+}
+
+impl From<Decision> for PermitNumbers {
+    fn from(decision: Decision) -> Self {
+        Self::new(decision.limit, &Outcome::new(decision, [0; 2]))
     }
 }
 
@@ -267,4 +313,20 @@ pub(crate) fn is_ban(retry_after_ms: u64) -> bool {
 /// Whole milliseconds, below the mark of a ban.
 pub(crate) fn round_up_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(BANNED - 2)
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permit_shows_the_numbers_of_its_outcome() {
+        for divisor in [1, 3, u64::from(u32::MAX), 1 << 32, 1 << 40] {
+            let by = NonZeroU64::new(divisor).unwrap();
+            let (remaining, reset_after_ms) =
+                (Quotient::floor(5 * divisor - 1, by), Quotient::ceil(5 * divisor + 1, by));
+            let numbers = PermitNumbers::new(7, &Outcome::admitted(remaining, reset_after_ms, [0; 2]));
+            assert_eq!((numbers.limit, numbers.remaining(), numbers.reset_after_ms()), (7, 4, 6), "{divisor}");
+        }
+    }
 }

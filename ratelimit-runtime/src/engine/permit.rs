@@ -12,7 +12,7 @@ use crate::{
     Decision, RequestPerMinute, Rule,
     backend::CounterReceipt,
     counter::CounterId,
-    decision::{Outcome, ReadableNumber},
+    decision::{Outcome, PermitNumbers, ReadableNumber},
     store::{Charge, Charges},
 };
 
@@ -41,9 +41,7 @@ use crate::{
 /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
 /// ```
 pub struct Permit {
-    limit: u64,
-    remaining: u64,
-    reset_after_ms: u64,
+    numbers: PermitNumbers,
     receipt: Receipt,
 }
 
@@ -165,14 +163,12 @@ impl Permit {
     /// For charges that the receipt refunds.
     #[inline]
     pub(super) fn new(limit: u64, outcome: &Outcome, receipt: Receipt) -> Self {
-        let (remaining, reset_after_ms) = (outcome.remaining.value(), outcome.reset_after_ms.value());
-        Self { limit, remaining, reset_after_ms, receipt }
+        Self { numbers: PermitNumbers::new(limit, outcome), receipt }
     }
 
     /// With the numbers of a decision.
     pub(super) fn of_decision(decision: Decision, receipt: Receipt) -> Self {
-        let Decision { limit, remaining, reset_after_ms, .. } = decision;
-        Self { limit, remaining, reset_after_ms, receipt }
+        Self { numbers: decision.into(), receipt }
     }
 
     /// For a place of a memory store. Dropping the permit frees it.
@@ -242,13 +238,13 @@ impl Permit {
 
     /// The limit of the rule; with several rules, of the most restrictive one.
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.numbers.limit
     }
 
     /// The amount that remained after this call; with several rules, under the most restrictive
     /// one.
     pub fn remaining(&self) -> u64 {
-        self.remaining
+        self.numbers.remaining()
     }
 
     /// The time that the body of a call with `cost = Elapsed` may still use. Pass it to a database
@@ -377,7 +373,7 @@ impl Permit {
     /// Time from the decision until the whole limit is available again, if there are no other
     /// calls.
     pub fn reset_after(&self) -> Duration {
-        Duration::from_millis(self.reset_after_ms)
+        Duration::from_millis(self.numbers.reset_after_ms())
     }
 
     /// Refunds the charges of this permit, and returns the amount, over all of its rules.
@@ -470,7 +466,7 @@ impl Permit {
     /// Splits off the charge of this counter, so that it can be refunded alone. The numbers stay those
     /// of the call.
     pub(crate) fn split(self, counter: crate::counter::CounterId) -> (Self, Self) {
-        let Self { limit, remaining, reset_after_ms, receipt } = self;
+        let Self { numbers, receipt } = self;
         let (its, rest) = match receipt {
             Receipt::Several(charges) => {
                 let (its, rest) = charges.split(counter);
@@ -486,7 +482,7 @@ impl Permit {
             },
             rest => (Receipt::Nothing, rest),
         };
-        let [its, rest] = [its, rest].map(|receipt| Self { limit, remaining, reset_after_ms, receipt });
+        let [its, rest] = [its, rest].map(|receipt| Self { numbers, receipt });
         (its, rest)
     }
 }
