@@ -105,11 +105,12 @@ impl Bucket {
         if left_ms == 0 && charged <= capacity {
             return charge_empty_queue(packed, rule, charged, now_ms);
         }
-        // See `BucketLevel::deficit_at`.
-        let least = left_ms.checked_sub(1)?.checked_mul(refill.get())? + 1;
+        // One refill more is a number, too: the wait is rounded up.
+        let to_come = left_ms.checked_add(1)?.checked_mul(refill.get())? - refill.get();
+        let least = to_come.checked_sub(refill.get())? + 1; // see `BucketLevel::deficit_at`
         let deficit = packed.deficit().saturating_sub(since_ms.saturating_mul(refill.get())).max(least);
         let after = deficit.checked_add(charged)?;
-        (after > capacity).then(|| denied(deficit, after, capacity, unit, refill, left_ms))
+        (after > capacity).then(|| denied(deficit, after, capacity, unit, refill, to_come))
     }
 }
 
@@ -124,14 +125,14 @@ fn charge_empty_queue(packed: &mut PackedLevel, rule: &Rule, charged: u64, now_m
     Some(Outcome::admitted(remaining, reset_after_ms, receipt))
 }
 
-/// The outcome if the deficit after a charge exceeds the capacity. The bucket refills each millisecond.
+/// The outcome if the deficit after a charge exceeds the capacity. The bucket refills each millisecond, and is full
+/// when the units `to_come` have come back.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in each call that is refused
-fn denied(before: u64, after: u64, capacity: u64, unit: NonZeroU64, refill: NonZeroU64, left_ms: u64) -> Outcome {
+fn denied(before: u64, after: u64, capacity: u64, unit: NonZeroU64, refill: NonZeroU64, to_come: u64) -> Outcome {
     let free = capacity.saturating_sub(before);
     let remaining = if free < unit.get() { 0 } else { free / unit }; // a division takes long
-    let excess = (after - capacity).min(left_ms.saturating_mul(refill.get()));
-    Outcome::denied(remaining, Quotient::ceil(excess, refill))
+    Outcome::denied(remaining, Quotient::ceil((after - capacity).min(to_come), refill))
 }
 
 impl MemoryState for Bucket {
@@ -414,6 +415,26 @@ mod tests {
             bucket.correct_clock(&rule, 0);
             assert_eq!(bucket.evaluate(&query, 0, 0).decision.remaining, 7, "{rule:?}");
             assert_eq!(bucket.refund(&rule, 3, receipt, 0), 3, "{rule:?}");
+        }
+    }
+
+    /// The slots that were given stay, and there are more of them than a number holds.
+    #[test]
+    fn a_queue_whose_count_was_raised_by_far_denies_as_before() {
+        let of_count = |count| {
+            let rule = Rule::new("item", count, Duration::from_millis(1));
+            rule.with_algorithm(Algorithm::LeakyBucket { queue: 4_096 })
+        };
+        let mut bucket = full(1000);
+        bucket.commit(&ChargeQuery::of(&of_count(1), 4_097), 4_097, 1_000_000);
+        let (raised, now) = (of_count(1 << 52), DecisionTime { us: 1_001_000, ms: 1001 });
+        for cost in 1..=4_097 {
+            let found = bucket.evaluate(&ChargeQuery::of(&raised, cost), cost, now.us);
+            assert!(!found.fits, "{cost}");
+            if let Some(outcome) = bucket.charge_at_once(&raised, cost, now) {
+                assert!(!outcome.fits(), "{cost}");
+                assert_eq!(outcome.retry_after_ms.value(), found.decision.retry_after_ms, "{cost}");
+            }
         }
     }
 

@@ -310,7 +310,8 @@ impl MemoryState for SlidingWindow {
     fn ban(&mut self, rule: &Rule, ban: Ban) {
         let layout = WindowLayout::of(rule);
         // A charge that was refunded may have left empty sub-windows in front.
-        let back = (0..=layout.earlier).find(|back| self.get(*back) > 0);
+        let back =
+            if self.banned().is_some() { Some(0) } else { (0..=layout.earlier).find(|back| self.get(*back) > 0) };
         let counts_until_ms = back.map_or(0, |back| self.expires_at_ms().saturating_sub(back * layout.size_ms));
         *self = Self::of_ban(ban.lasting_until(counts_until_ms));
     }
@@ -518,6 +519,19 @@ mod tests {
         assert_eq!(charge(&mut window, 1, 61_500).0, COUNT - (1 << 32) - 1);
         assert_eq!(charge(&mut window, 1, 63_000).0, COUNT - 1, "all of it has expired");
         assert!(window.charge_at_once(&rule, 1, at(63_000)).is_some());
+    }
+
+    #[test]
+    fn of_two_bans_the_later_end_holds() {
+        for (buckets, weighted) in [(1, true), (4, false)] {
+            let rule = Rule::new("item", 10, SECOND).with_algorithm(Algorithm::SlidingWindow { buckets, weighted });
+            let mut window = SlidingWindow::default();
+            ban(&mut window, &rule, 9_000, 60_000_000);
+            ban(&mut window, &rule, 1_000, 61_000_000);
+            assert_eq!(window.expires_at_ms(), 69_000, "{rule:?}");
+            ban(&mut window, &rule, 9_000, 61_000_000);
+            assert_eq!(window.expires_at_ms(), 70_000, "{rule:?}");
+        }
     }
 
     /// The later charge moves the others on. At its time, those of the oldest bucket count in full.
