@@ -16,9 +16,7 @@ use super::{
     counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
 };
 use crate::{
-    Cause, Limiter, Permit, RequestPerMinute, Rule,
-    background::FinishOnDrop,
-    decision::{Outcome, round_up_ms},
+    Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, background::FinishOnDrop, decision::Outcome,
     duration::with_jitter,
 };
 
@@ -589,7 +587,7 @@ fn part_of_policy(announced: u64, most: u64, length: Duration, longest: Duration
 /// For a call that would have to wait for this time: one call may probe then.
 fn refusal(wait: Duration) -> RequestPerMinute {
     let rule = Rule::new("client-wait", 1, Duration::from_secs(wait.as_secs() + 1));
-    RequestPerMinute::exceeded(&rule, 1, &Outcome::denied(0, round_up_ms(wait)))
+    RequestPerMinute::exceeded(&rule, 1, &Outcome::of_denial(&Decision::new(1, 0, wait, Some(wait))))
 }
 
 #[cfg(all(test, not(model_check)))]

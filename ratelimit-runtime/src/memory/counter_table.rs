@@ -2,7 +2,6 @@
 
 use std::mem;
 
-use super::spread;
 use crate::{Rule, algorithm::MemoryState, clock::LockedTime, counter::CounterId, decision::Outcome};
 
 /// States by counter id, in an open-addressing hash table with linear probing.
@@ -261,6 +260,13 @@ impl<S: MemoryState + Default> CounterTable<S> {
             }
         }
     }
+}
+
+/// A place for a number among so many, in the order of the numbers and evenly.
+#[allow(clippy::cast_possible_truncation)] // less than `places`
+#[inline]
+pub(super) fn spread(number: u64, places: usize) -> usize {
+    ((u128::from(number) * places as u128) >> u64::BITS) as usize
 }
 
 /// The slots of a table that is built for a number of states: 11 for 7.

@@ -33,7 +33,7 @@ mod tables;
 #[cfg(all(test, not(model_check)))]
 mod tests;
 
-use counter_table::NotAtOnce;
+use counter_table::{NotAtOnce, spread};
 use overflow::Overflow;
 use tables::CounterTables;
 
@@ -523,11 +523,4 @@ fn number_of_shards() -> usize {
     }
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     FOR_EACH_PROCESSOR * processors.min(64)
-}
-
-/// A place for a number among so many, in the order of the numbers and evenly.
-#[allow(clippy::cast_possible_truncation)] // less than `places`
-#[inline]
-fn spread(number: u64, places: usize) -> usize {
-    ((u128::from(number) * places as u128) >> u64::BITS) as usize
 }

@@ -184,10 +184,8 @@ const RULE: Rule = Rule::new("item", 1, PERIOD);
 
 /// A key whose counter is in this shard.
 fn key_in(shard: usize, rule: &Rule, from: u64) -> Key {
-    (from..from + 100_000)
-        .map(Key::new)
-        .find(|key| spread(CounterId::new(rule, key).0, number_of_shards()) == shard)
-        .unwrap()
+    let is_there = |key: &Key| spread(CounterId::new(rule, key).0, number_of_shards()) == shard;
+    (from..from + 100_000).map(Key::new).find(is_there).unwrap()
 }
 
 /// The decision on charges of 1. `Err` if the store is full.
@@ -280,13 +278,8 @@ fn a_denied_call_of_several_rules_takes_no_refill() {
     let bucket = Algorithm::TokenBucket { burst: 1_000, refill: Refill::Greedy };
     let refilling = Rule::new("refilling", 1_000, Duration::from_secs(1)).with_algorithm(bucket);
     let exhausted = Rule::new("exhausted", 1, Duration::from_secs(3600));
-    // A key whose counter is charged second.
-    let is_second = |key: &Key| {
-        let [first, second] = [CounterId::new(&refilling, &Key::NONE), CounterId::new(&exhausted, key)];
-        memory.shard_of(second) > memory.shard_of(first)
-    };
-    let Some(key) = (0..10_000).map(Key::new).find(is_second) else { return }; // in the last shard
-    let queries = |cost| [Query::new(&refilling, &Key::NONE, cost), Query::new(&exhausted, &key, 1)];
+    let (first, second) = (key_in(0, &refilling, 0), key_in(1, &exhausted, 0)); // in the order of their shards
+    let queries = |cost| [Query::new(&refilling, &first, cost), Query::new(&exhausted, &second, 1)];
     let is_admitted = |cost| {
         let mut queries = queries(cost);
         assert!(matches!(memory.try_charge_all(&mut queries), Attempt::Decided));
@@ -298,7 +291,7 @@ fn a_denied_call_of_several_rules_takes_no_refill() {
         assert!(!is_admitted(1));
     }
     let elapsed_ms = u64::try_from(emptied.elapsed().as_millis()).unwrap();
-    let charge = Charge::new(refilling, CounterName::new("", &refilling, &Key::NONE), 1);
+    let charge = Charge::new(refilling, CounterName::new("", &refilling, &first), 1);
     let Reply::Ready(batch) = memory.decide(Request::new(charge, false).into()) else { panic!("memory waits") };
     let remaining = batch.into_first().unwrap().charges[0].decision.remaining;
     assert!(remaining + 1 >= elapsed_ms, "{remaining} after {elapsed_ms} ms");
