@@ -122,7 +122,11 @@ impl WindowLayout {
         for ahead in 0..windows {
             let oldest = charged(earlier - ahead);
             if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
-                let faded = (room * size_ms).checked_div(oldest).map_or(0, |weight| size_ms - weight.min(size_ms));
+                let faded = match (oldest, room) {
+                    (0, _) => 0,
+                    (_, 0) => size_ms, // most refusals: a division takes long
+                    _ => size_ms - (room * size_ms / oldest).min(size_ms),
+                };
                 if faded == 0 || is_weighted && faded < size_ms {
                     retry_after_ms = ahead * size_ms + faded - passed_ms;
                     break;
