@@ -233,7 +233,7 @@ impl Quotient {
 
     /// The dividend, and a divisor of 32 bits. By a larger one it is divided now.
     #[inline]
-    fn with_small_divisor(self) -> (u64, NonZeroU32) {
+    pub(crate) fn with_small_divisor(self) -> (u64, NonZeroU32) {
         match NonZeroU32::try_from(self.divisor) {
             Ok(divisor) => (self.dividend, divisor),
             Err(_) => (self.value(), NonZeroU32::MIN),

@@ -2,7 +2,7 @@
 
 mod store_error;
 
-use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 #[cfg(feature = "redis")]
 pub(crate) use self::store_error::Doubt;
@@ -106,15 +106,44 @@ struct ExceededLimit {
     algorithm: Algorithm,
     cost: u64,
     remaining: u64,
-    /// [`Quotient::MAX`] if it is not known. With [`BANNED`] if the counter is banned.
-    retry_after_ms: Quotient,
+    wait: WaitAndCounted,
+}
+
+/// The wait of a refusal, and the things of which there are too many.
+///
+/// The divisor, see [`Quotient`], and `counted` share a word, as a refusal is moved often.
+#[derive(Clone, Copy)]
+struct WaitAndCounted {
+    /// The largest number if it is not known. With [`BANNED`] if the counter is banned.
+    ms: u64,
+    divisor: NonZeroU32,
     counted: Counted,
 }
 
-/// The things of which there are too many. As wide as a word: padding is moved in pieces that
+impl WaitAndCounted {
+    #[inline]
+    fn new(ms: Quotient, counted: Counted) -> Self {
+        let (ms, divisor) = ms.with_small_divisor();
+        Self { ms, divisor, counted }
+    }
+
+    fn ms(self) -> u64 {
+        self.ms / u64::from(self.divisor.get())
+    }
+}
+
+impl PartialEq for WaitAndCounted {
+    fn eq(&self, other: &Self) -> bool {
+        (self.ms(), self.counted) == (other.ms(), other.counted)
+    }
+}
+
+impl Eq for WaitAndCounted {}
+
+/// The things of which there are too many. Half as wide as a word: padding is moved in pieces that
 /// overlap, for which the processor stalls.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u64)]
+#[repr(u32)]
 enum Counted {
     Calls,
     Milliseconds,
@@ -147,14 +176,13 @@ impl RequestPerMinute {
             algorithm: rule.algorithm(),
             cost,
             remaining: outcome.remaining.value(),
-            retry_after_ms,
-            counted: Counted::Calls,
+            wait: WaitAndCounted::new(retry_after_ms, Counted::Calls),
         })))
     }
 
     fn with_counted(mut self, counted: Counted) -> Self {
         if let NamedRefusal::Unnamed(Refusal::Exceeded(exceeded)) = &mut self.0 {
-            exceeded.counted = counted;
+            exceeded.wait.counted = counted;
         }
         self
     }
@@ -210,10 +238,11 @@ impl RequestPerMinute {
 
     /// Sets the rest of the wait.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
-        if let NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit { retry_after_ms, .. })) = &mut self.0
-            && !retry_after_ms.is_max()
+        if let NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit { wait: whole, .. })) = &mut self.0
+            && whole.ms() != u64::MAX
         {
-            *retry_after_ms = (round_up_ms(wait) | (retry_after_ms.value() & BANNED)).into();
+            let rest = round_up_ms(wait) | (whole.ms() & BANNED);
+            *whole = WaitAndCounted::new(rest.into(), whole.counted);
         }
         self
     }
@@ -237,7 +266,7 @@ impl RequestPerMinute {
     /// The cause of the refusal.
     pub fn cause(&self) -> Cause {
         match self.refusal() {
-            Refusal::Exceeded(exceeded) if is_ban(exceeded.retry_after_ms.value()) => Cause::Banned,
+            Refusal::Exceeded(exceeded) if is_ban(exceeded.wait.ms()) => Cause::Banned,
             Refusal::Exceeded(_) => Cause::Exceeded,
             Refusal::Other(details) => details.cause,
         }
@@ -286,7 +315,7 @@ impl RequestPerMinute {
     /// time.
     pub fn retry_after(&self) -> Option<Duration> {
         match self.refusal() {
-            Refusal::Exceeded(exceeded) => wait_ms(exceeded.retry_after_ms.value()).map(Duration::from_millis),
+            Refusal::Exceeded(exceeded) => wait_ms(exceeded.wait.ms()).map(Duration::from_millis),
             Refusal::Other(_) => None,
         }
     }
@@ -298,8 +327,8 @@ impl fmt::Display for RequestPerMinute {
         let rule_and_key = RefusedRule(self);
         let (cause, reason) = match self.refusal() {
             Refusal::Exceeded(exceeded) => {
-                match exceeded.counted {
-                    _ if is_ban(exceeded.retry_after_ms.value()) => write!(f, "{rule_and_key} is banned")?,
+                match exceeded.wait.counted {
+                    _ if is_ban(exceeded.wait.ms()) => write!(f, "{rule_and_key} is banned")?,
                     Counted::Calls => write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?,
                     Counted::Milliseconds => {
                         let time = ReadableDuration(Duration::from_millis(rule.count()));
@@ -448,11 +477,31 @@ impl std::error::Error for SetupError {}
 
 #[cfg(all(test, not(model_check)))]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
 
     /// It is in the result of each limited function.
     #[test]
     fn a_refusal_does_not_grow() {
-        assert!(size_of::<RequestPerMinute>() <= 88, "{}", size_of::<RequestPerMinute>());
+        assert!(size_of::<RequestPerMinute>() <= 80, "{}", size_of::<RequestPerMinute>());
+    }
+
+    #[test]
+    fn a_refusal_shows_the_divided_wait_of_its_outcome() {
+        const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+        for divisor in [1, 3, u64::from(u32::MAX), 1 << 32, 1 << 40] {
+            let wait_ms = Quotient::ceil(5 * divisor + 1, NonZeroU64::new(divisor).unwrap());
+            let refused = RequestPerMinute::exceeded(&RULE, 1, &Outcome::denied(0, wait_ms));
+            assert_eq!(refused.retry_after(), Some(Duration::from_millis(6)), "{divisor}");
+
+            let of_wait = |ms: u64| RequestPerMinute::exceeded(&RULE, 1, &Outcome::denied(0, ms));
+            assert_eq!(refused, of_wait(6), "{divisor}");
+            assert_ne!(refused, of_wait(7), "{divisor}");
+            assert_ne!(refused, of_wait(6).of_time(), "{divisor}");
+
+            let rest = refused.retry_in(Duration::from_millis(2));
+            assert_eq!(rest.retry_after(), Some(Duration::from_millis(2)), "{divisor}");
+        }
     }
 }
