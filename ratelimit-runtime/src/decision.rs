@@ -233,11 +233,17 @@ impl Quotient {
 
     /// The dividend, and a divisor of 32 bits. By a larger one it is divided now.
     #[inline]
-    pub(crate) fn with_small_divisor(self) -> (u64, NonZeroU32) {
+    fn with_small_divisor(self) -> (u64, NonZeroU32) {
         match NonZeroU32::try_from(self.divisor) {
             Ok(divisor) => (self.dividend, divisor),
             Err(_) => (self.value(), NonZeroU32::MIN),
         }
+    }
+
+    /// The dividend, if it is divided by this number, above 1.
+    #[inline]
+    pub(crate) fn dividend_by(self, divisor: u64) -> Option<u64> {
+        (self.divisor != NonZeroU64::MIN && self.divisor.get() == divisor).then_some(self.dividend)
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 mod store_error;
 
-use std::{borrow::Cow, fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 #[cfg(feature = "redis")]
 pub(crate) use self::store_error::Doubt;
@@ -98,7 +98,7 @@ enum Refusal {
 }
 
 /// A reached limit: the rule without its id and options, and the numbers of the decision.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 struct ExceededLimit {
     prefix: &'static str,
     count: u64,
@@ -106,50 +106,51 @@ struct ExceededLimit {
     algorithm: Algorithm,
     cost: u64,
     remaining: u64,
-    wait: WaitAndCounted,
-}
-
-/// The wait of a refusal, and the things of which there are too many.
-///
-/// The divisor, see [`Quotient`], and `counted` share a word, as a refusal is moved often.
-#[derive(Clone, Copy)]
-struct WaitAndCounted {
-    /// The largest number if it is not known. With [`BANNED`] if the counter is banned.
-    ms: u64,
-    divisor: NonZeroU32,
+    /// The largest number if it is not known. With [`BANNED`] if the counter is banned. Of tokens, see
+    /// [`Counted::Tokens`].
+    wait: u64,
     counted: Counted,
 }
 
-impl WaitAndCounted {
-    #[inline]
-    fn new(ms: Quotient, counted: Counted) -> Self {
-        let (ms, divisor) = ms.with_small_divisor();
-        Self { ms, divisor, counted }
-    }
-
-    fn ms(self) -> u64 {
-        self.ms / u64::from(self.divisor.get())
-    }
-}
-
-impl PartialEq for WaitAndCounted {
-    fn eq(&self, other: &Self) -> bool {
-        (self.ms(), self.counted) == (other.ms(), other.counted)
-    }
-}
-
-impl Eq for WaitAndCounted {}
-
-/// The things of which there are too many. Half as wide as a word: padding is moved in pieces that
+/// The things of which there are too many. As wide as a word: padding is moved in pieces that
 /// overlap, for which the processor stalls.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
+#[repr(u64)]
 enum Counted {
     Calls,
+    /// Calls, with a wait that is divided by the count when it is read: a bucket refills the count in each interval. The
+    /// divisor of a [`Quotient`] would make the refusal larger.
+    Tokens,
     Milliseconds,
     /// The cost fits, but the log has no room for a further hold.
     Holds,
 }
+
+impl ExceededLimit {
+    fn retry_after_ms(&self) -> u64 {
+        match self.counted {
+            Counted::Tokens => self.wait / self.count,
+            Counted::Calls | Counted::Milliseconds | Counted::Holds => self.wait,
+        }
+    }
+
+    fn set(&mut self, retry_after_ms: u64, counted: Counted) {
+        (self.wait, self.counted) = (retry_after_ms, counted);
+    }
+}
+
+impl PartialEq for ExceededLimit {
+    fn eq(&self, other: &Self) -> bool {
+        let [this, other] = [self, other].map(|limit| {
+            let Self { prefix, count, period_ms, algorithm, cost, remaining, wait: _, counted } = *limit;
+            let counted = if counted == Counted::Tokens { Counted::Calls } else { counted };
+            (prefix, count, period_ms, algorithm, cost, remaining, limit.retry_after_ms(), counted)
+        });
+        this == other
+    }
+}
+
+impl Eq for ExceededLimit {}
 
 #[derive(Clone, PartialEq, Eq)]
 struct RefusalDetails {
@@ -169,6 +170,10 @@ impl RequestPerMinute {
     pub(crate) fn exceeded(rule: &Rule, cost: u64, outcome: &Outcome) -> Self {
         // A place becomes free at an unknown time.
         let retry_after_ms = if rule.is_concurrent() { Quotient::MAX } else { outcome.retry_after_ms };
+        let (wait, counted) = match retry_after_ms.dividend_by(rule.count()) {
+            Some(dividend) => (dividend, Counted::Tokens),
+            None => (retry_after_ms.value(), Counted::Calls),
+        };
         Self(NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit {
             prefix: rule.prefix(),
             count: rule.count(),
@@ -176,13 +181,14 @@ impl RequestPerMinute {
             algorithm: rule.algorithm(),
             cost,
             remaining: outcome.remaining.value(),
-            wait: WaitAndCounted::new(retry_after_ms, Counted::Calls),
+            wait,
+            counted,
         })))
     }
 
     fn with_counted(mut self, counted: Counted) -> Self {
         if let NamedRefusal::Unnamed(Refusal::Exceeded(exceeded)) = &mut self.0 {
-            exceeded.wait.counted = counted;
+            exceeded.set(exceeded.retry_after_ms(), counted);
         }
         self
     }
@@ -238,11 +244,12 @@ impl RequestPerMinute {
 
     /// Sets the rest of the wait.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
-        if let NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit { wait: whole, .. })) = &mut self.0
-            && whole.ms() != u64::MAX
-        {
-            let rest = round_up_ms(wait) | (whole.ms() & BANNED);
-            *whole = WaitAndCounted::new(rest.into(), whole.counted);
+        if let NamedRefusal::Unnamed(Refusal::Exceeded(exceeded)) = &mut self.0 {
+            let whole = exceeded.retry_after_ms();
+            let counted = if exceeded.counted == Counted::Tokens { Counted::Calls } else { exceeded.counted };
+            if whole != u64::MAX {
+                exceeded.set(round_up_ms(wait) | (whole & BANNED), counted);
+            }
         }
         self
     }
@@ -266,7 +273,7 @@ impl RequestPerMinute {
     /// The cause of the refusal.
     pub fn cause(&self) -> Cause {
         match self.refusal() {
-            Refusal::Exceeded(exceeded) if is_ban(exceeded.wait.ms()) => Cause::Banned,
+            Refusal::Exceeded(exceeded) if is_ban(exceeded.retry_after_ms()) => Cause::Banned,
             Refusal::Exceeded(_) => Cause::Exceeded,
             Refusal::Other(details) => details.cause,
         }
@@ -315,7 +322,7 @@ impl RequestPerMinute {
     /// time.
     pub fn retry_after(&self) -> Option<Duration> {
         match self.refusal() {
-            Refusal::Exceeded(exceeded) => wait_ms(exceeded.wait.ms()).map(Duration::from_millis),
+            Refusal::Exceeded(exceeded) => wait_ms(exceeded.retry_after_ms()).map(Duration::from_millis),
             Refusal::Other(_) => None,
         }
     }
@@ -327,9 +334,9 @@ impl fmt::Display for RequestPerMinute {
         let rule_and_key = RefusedRule(self);
         let (cause, reason) = match self.refusal() {
             Refusal::Exceeded(exceeded) => {
-                match exceeded.wait.counted {
-                    _ if is_ban(exceeded.wait.ms()) => write!(f, "{rule_and_key} is banned")?,
-                    Counted::Calls => write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?,
+                match exceeded.counted {
+                    _ if is_ban(exceeded.retry_after_ms()) => write!(f, "{rule_and_key} is banned")?,
+                    Counted::Calls | Counted::Tokens => write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?,
                     Counted::Milliseconds => {
                         let time = ReadableDuration(Duration::from_millis(rule.count()));
                         write!(f, "{rule_and_key} is limited to {time} of time per {}", Period(rule.period()))?;
@@ -489,13 +496,14 @@ mod tests {
 
     #[test]
     fn a_refusal_shows_the_divided_wait_of_its_outcome() {
-        const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
-        for divisor in [1, 3, u64::from(u32::MAX), 1 << 32, 1 << 40] {
+        for (count, divisor) in [(1, 1), (1, 3), (3, 3), (3, 1), (1 << 40, 1 << 40)] {
+            let rule = Rule::new("item", count, Duration::from_secs(60));
             let wait_ms = Quotient::ceil(5 * divisor + 1, NonZeroU64::new(divisor).unwrap());
-            let refused = RequestPerMinute::exceeded(&RULE, 1, &Outcome::denied(0, wait_ms));
+            let refused = RequestPerMinute::exceeded(&rule, 1, &Outcome::denied(0, wait_ms));
             assert_eq!(refused.retry_after(), Some(Duration::from_millis(6)), "{divisor}");
+            assert_eq!(refused.clone().of_time().retry_after(), refused.retry_after(), "{divisor}");
 
-            let of_wait = |ms: u64| RequestPerMinute::exceeded(&RULE, 1, &Outcome::denied(0, ms));
+            let of_wait = |ms: u64| RequestPerMinute::exceeded(&rule, 1, &Outcome::denied(0, ms));
             assert_eq!(refused, of_wait(6), "{divisor}");
             assert_ne!(refused, of_wait(7), "{divisor}");
             assert_ne!(refused, of_wait(6).of_time(), "{divisor}");
