@@ -96,7 +96,7 @@
 //!   done. A refusal from a cache counts as any other.
 //! - **The store is away**: with the failure policy `Local` or `Allow`, each process keeps to what the upstream
 //!   tells this process. With `Deny` no calls are sent, and with `Wait` they wait. After the outage a call
-//!   probes, and other processes are told of a pause that still lasts. Calls
+//!   probes, and other processes learn of a pause that still lasts. Calls
 //!   that were sent in the outage and have no response yet are not taken off the new window.
 //! - **The store loses its counters**: the next call probes. Calls in flight are not known any more: up to as
 //!   many calls may be refused.

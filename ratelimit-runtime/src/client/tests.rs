@@ -108,7 +108,7 @@ async fn calls_that_failed_do_not_use_up_the_next_window() {
     drop(admitted(&upstream).await); // without an answer
     sleep(6 * SECOND).await;
     open(&upstream, says(99, 300)).await;
-    // Nobody can tell whether the upstream has counted them, so it is asked again.
+    // It is unknown whether the upstream has counted them, so it is asked again.
     assert!(admit(&upstream).await.is_none());
     sleep(FLIGHT + SECOND).await;
     open(&upstream, says(99, 300)).await;
@@ -179,8 +179,8 @@ async fn a_call_that_is_answered_while_the_probe_is_in_flight_is_taken_off() {
     assert_eq!(admitted(&upstream).await.len(), 4);
 }
 
-/// The other one is sent while a slow one opens a window. Nobody could use it, or know that. Also if the store fails
-/// when it is asked whether the credits are there.
+/// The other one is sent while a slow one opens a window. No call could use it, and none would know. Also if the store
+/// fails when it is asked whether the credits are there.
 #[tokio::test(start_paused = true)]
 async fn a_window_whose_credits_another_probe_has_taken_is_closed() {
     // The requests of `open` after it has reset the credits, up to the one that sets its timer. After that, the other
@@ -249,7 +249,7 @@ async fn a_caller_who_leaves_while_it_closes_a_window_leaves_none_without_credit
         }
         thread::sleep(10 * MS);
     }
-    panic!("nobody may probe");
+    panic!("no process may probe");
 }
 
 /// In real time for the background, which tells the store. The store's time stands still.
@@ -356,7 +356,7 @@ async fn one_task_tells_of_a_pause_after_many_refusals() {
     let asked = store.asked();
     for _ in 0..15 {
         sleep(SECOND).await;
-        thread::sleep(5 * MS); // it is told on the background thread
+        thread::sleep(5 * MS); // it is reported on the background thread
     }
     assert!(store.asked() - asked < 100, "{asked} and then {}", store.asked());
 }

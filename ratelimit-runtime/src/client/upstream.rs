@@ -29,7 +29,7 @@ const UNANNOUNCED: Duration = Duration::from_secs(10);
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// A waiting process looks again after this time, as another one may have learnt of a new window.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The pause while another call probes, and before other processes are told of a pause. It doubles each time.
+/// The pause while another call probes, and before other processes learn of a pause. It doubles each time.
 const FIRST_POLL: Duration = Duration::from_millis(10);
 const LONGEST_POLL: Duration = Duration::from_millis(250);
 
@@ -52,9 +52,9 @@ struct LocalView {
     window: Option<SeenWindow>,
     /// Nothing remains of the open window.
     is_used_up: bool,
-    /// How often this process was told to pause. A call that was admitted before may not be sent.
+    /// The number of pauses that the upstream asked of this process. A call that was admitted before may not be sent.
     pauses: u64,
-    /// The end of the latest pause that this process was told. It holds whatever the store says.
+    /// The end of the latest pause that was asked of this process. It holds whatever the store says.
     paused_until: Duration,
     /// The number of calls that were not counted in the store.
     uncounted: u64,
@@ -487,7 +487,7 @@ impl UpstreamState {
         Ok(!self.pause_left().is_zero() || self.counters.left_of(&PAUSE).await? > least)
     }
 
-    /// The time left of the pause that this process was told.
+    /// The time left of the latest pause that was asked of this process.
     pub(super) fn pause_left(&self) -> Duration {
         let paused_until = self.local().paused_until;
         paused_until.saturating_sub(self.now())

@@ -351,7 +351,7 @@ fn a_place_is_denied_at_once_as_a_request_is() {
     assert_eq!(query.outcome, Outcome::denied(remaining, retry_after_ms));
 }
 
-/// Of a new counter, and of one whose place is free again. Nobody would free it.
+/// Of a new counter, and of one whose place is free again. No call would free it.
 #[test]
 fn a_request_without_a_hold_takes_no_place() {
     let memory = Memory::new(ManualClock::new().into(), 10, 0);

@@ -65,7 +65,7 @@ impl WaitState {
         for counter in counters {
             let Some(end) = counter.gives_up_at else { continue };
             let is_last = || counters.iter().all(|other| other.gives_up_at.is_some_and(|end| end <= now));
-            // What a caller who asks now will be told is not known.
+            // The answer to a caller who asks now is not known.
             let is_asked = |queue: &WaitQueue| queue.askers > 0 && now >= queue.ready_at;
             let may_have_room = || {
                 self.queues.get(&counter.id).is_some_and(is_asked)

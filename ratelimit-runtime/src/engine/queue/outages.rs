@@ -59,7 +59,7 @@ fn those_behind_wait_for_the_store_no_longer_once_nobody_asks() {
     drop(away);
     world.clock.advance(MINUTE);
     for waits in [&refused, &behind] {
-        assert!(waits.look().is_err(), "the store may be back, and nobody has asked");
+        assert!(waits.look().is_err(), "the store may be back, and no caller has asked it");
         assert_eq!(waits.take_outage(), (MINUTE, None));
     }
 }
