@@ -289,9 +289,9 @@ use crate::kind::AttributeKind;
 /// ```
 ///
 /// If several limits are `Settled`, one of them has the closure. The closure can use arguments that the
-/// body does not use, and `Copy` ones, such as integers and shared references, with their values from
-/// before the body. Return whatever else the cost depends on. The body becomes an async block, so the
-/// future stores each argument that the body uses two times. If the signature does not name the
+/// body does not use. It can also use `Copy` ones, such as integers and shared references, with their values before
+/// the body. Return whatever else the cost depends on. The body becomes an async block, so the
+/// future stores each argument of the body twice. If the signature does not name the
 /// returned type, for instance behind an alias of a future, the closure does: `|outcome: &R| ..`. So it does if
 /// `BoxFuture<T>` is an alias of yours whose output is not `T`.
 ///
@@ -391,9 +391,9 @@ use crate::kind::AttributeKind;
 ///
 /// Limits with the same prefix, key, algorithm and period have one counter, which a call would be
 /// charged for twice. That is a compile error where the attributes are equal word by word. Two
-/// limits whose keys differ in the code may have equal keys in a call, such as sender and receiver. If their
-/// numbers are equal, the counter is charged for both. With different numbers, or a `Settled` cost, the call is
-/// refused as `Cause::Misconfigured`. (In
+/// limits whose keys differ in the code may have equal keys in a call, such as sender and receiver. If only
+/// their keys and costs differ in the code, the counter is charged for both. Otherwise, or with a `Settled` cost, the
+/// call is refused as `Cause::Misconfigured`. (In
 /// `Limiter::acquire_all`, such charges add up, and the lower limit applies.)
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,

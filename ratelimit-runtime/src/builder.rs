@@ -152,8 +152,9 @@ impl Builder {
         self
     }
 
-    /// A prefix of all counter names, which separates the counters of several systems on one
-    /// server. The default is empty.
+    /// The first part of all counter names, which separates the counters of several systems on one
+    /// server. The default is empty. Some characters are [escaped in the
+    /// names](crate::guide::redis#counters-in-redis-cli): an ACL has to name them so.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.settings.namespace = namespace.into();
         self
@@ -215,8 +216,9 @@ impl Builder {
         self
     }
 
-    /// Memory for the calls of new keys while the memory store is [full](Builder::max_keys), in bytes for
-    /// each period, of up to four periods. The default is 0: such calls are refused.
+    /// Memory for the calls of new keys while the memory store is [full](Builder::max_keys), in bytes. It is taken once
+    /// for each of up to four different periods of rules; rules of further periods have none. The default is 0: such
+    /// calls are refused.
     ///
     /// Rules with [`FixedWindow`](crate::Algorithm::FixedWindow) count new keys there, up to 1,048,575 in a
     /// period. Keys share cells, so an attacker's calls may use up the limit of an honest key. A call is
@@ -227,8 +229,8 @@ impl Builder {
     ///   the whole count of each of these keys get most honest calls refused. The bench `full_memory`
     ///   measures it.
     /// - A rule with a [ban](crate::Rule::with_ban) finds no room there.
-    /// - The charges of this period and of the one before count, both from a multiple of the period
-    ///   since 1970. So a key that uses its whole count has it once in two periods.
+    /// - Periods begin at multiples of their length since 1970. The charges of the current one and of the one before
+    ///   count. So a key that uses its whole count gets it in every second period only.
     /// - A refund or [`Limiter::reset`] returns nothing there, since the cells are shared.
     /// - A key leaves it after two periods without a call. Until then it is counted there, even if the store
     ///   has room.
@@ -272,8 +274,8 @@ impl Builder {
     /// The largest number of callers that may wait for one counter in this process. The default is
     /// 10,000.
     ///
-    /// The next caller is refused. A caller of several rules counts only at the counters that it
-    /// has to wait for.
+    /// The next caller is refused, with [`Cause::Exceeded`](crate::Cause::Exceeded). A caller of several rules
+    /// counts only at the counters that it has to wait for.
     ///
     /// Under [`OnStoreError::Wait`](crate::OnStoreError::Wait) as many calls of the limiter may also
     /// wait for its store.

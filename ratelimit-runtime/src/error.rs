@@ -118,8 +118,8 @@ struct ExceededLimit {
 #[repr(u64)]
 enum Counted {
     Calls,
-    /// Calls, with a wait that is divided by the count when it is read: a bucket refills the count in each interval. The
-    /// divisor of a [`Quotient`] would make the refusal larger.
+    /// Calls, with a wait that is divided by the count when it is read: a bucket refills the count in each
+    /// interval. The divisor of a [`Quotient`] would make the refusal larger.
     Tokens,
     Milliseconds,
     /// The cost fits, but the log has no room for a further hold.
@@ -279,8 +279,8 @@ impl RequestPerMinute {
         }
     }
 
-    /// The prefix of the rule that refused. Of several rules, the one with the longest wait; one that only waits for
-    /// others to release what they hold comes last, as its wait is unknown.
+    /// The prefix of the rule that refused. Of several rules, the one with the longest wait. A rule that only waits for
+    /// running calls is named if no other refuses, as its wait is unknown.
     pub fn rule(&self) -> &'static str {
         self.rule_and_cost().0.prefix()
     }

@@ -2,8 +2,8 @@
 //!
 //! A limit is counted in one process, or in many that share a Redis server or a cluster. Each
 //! algorithm has [a maximum](guide::choosing#promises-of-each-algorithm), also for concurrent calls
-//! and many processes. It holds, except while Redis is away, with two of
-//! [four policies](OnStoreError), and in a few
+//! and many processes. There are two exceptions: while Redis is away, under two of
+//! [four policies](OnStoreError); and a few
 //! [other cases](guide::promises#limits-of-the-promises).
 //!
 //! ```

@@ -167,7 +167,7 @@ impl Limiter {
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped while it waits leaves its queue, and the callers behind it move up.
+    /// A future that is dropped while it waits leaves its wait queue, and the callers behind it move up.
     /// It has charged nothing, unless it was dropped during a query to Redis: then it may or may
     /// not have charged.
     ///
@@ -216,16 +216,16 @@ impl Limiter {
     /// rules have the same key and so the same slot. Otherwise:
     ///
     /// - All charges are first checked, in one round trip.
-    /// - If all fit, they are charged slot by slot, in one round trip each.
-    /// - If a later slot refuses after all, or fails, the charges of earlier slots are refunded.
+    /// - If all fit, they are charged hash slot by hash slot, in one round trip each.
+    /// - If a later one refuses after all, or fails, the charges of earlier slots are refunded.
     ///
     /// The limits are never exceeded by this. But a concurrent call may be refused because of
     /// charges that are about to be refunded.
     ///
     /// # Errors
     ///
-    /// - [`RequestPerMinute`] if a rule refuses. It names the rule with the longest wait; one that only waits
-    ///   for others to release what they hold comes last, as its wait is unknown. No rule is charged. The exception
+    /// - [`RequestPerMinute`] if a rule refuses. It names the rule with the longest wait. A rule that only waits
+    ///   for running calls is named if no other refuses, as its wait is unknown. No rule is charged. The exception
     ///   is [`Cause::Unavailable`](crate::Cause::Unavailable), after
     ///   which some rules may have been charged.
     /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one of several rules is a
@@ -235,8 +235,8 @@ impl Limiter {
     /// # Cancellation
     ///
     /// As for [`Limiter::acquire`]: all of the charges were made, or none. In a cluster, over
-    /// several slots, the charges of a dropped future are refunded in the background. A charge that
-    /// can't be refunded within a second stays.
+    /// several hash slots, the charges of a dropped future are refunded in the background. A charge that
+    /// can't be refunded within a second stays. Places and other holds are released for up to a minute.
     ///
     /// # Panics
     ///
@@ -448,8 +448,8 @@ impl Limiter {
     ///   counter's charges would count any more, which [`Decision::reset_after`] says: for a window
     ///   until its end, for a bucket until it is full. After it the counter is fresh. A
     ///   [`SlidingLog`](crate::Algorithm::SlidingLog) keeps its charges and holds below the ban, which
-    ///   lasts exactly as long as given. So does the ban of a rule that is used
-    ///   for bans only, as its counters are unused.
+    ///   lasts exactly as long as given. The ban of a counter without charges, such as that of a rule for
+    ///   bans only, does so, too.
     /// - All processes that share the store refuse the calls. A process that has cached a denial of
     ///   the counter gives that until it ends. Permits that another process has
     ///   [prefetched](Rule::with_prefetch) are spent first; this process drops its own.
@@ -577,8 +577,10 @@ impl Limiter {
     ///   for the store get [`Cause::Unavailable`](crate::Cause::Unavailable). A call that has a slot of
     ///   a [`LeakyBucket`](crate::Algorithm::LeakyBucket) still waits for it.
     /// - It waits for settlements that run in the background, for at most the deadline. Settlements and refunds
-    ///   that are repeated, because the store was away, are tried again in that time, and then no more. One that
-    ///   fails later, or just before that time is over, is tried again for one deadline more.
+    ///   that have failed, because the store was away, are tried again in that time, and then no more.
+    /// - Settlements and refunds that fail later, or just before that time is over, are tried again for one deadline
+    ///   more.
+    /// - All of it takes at most two deadlines, and one more for each 256 counters with prefetched permits.
     ///
     /// The limiter goes on deciding. Each call that no cached denial refuses asks the store.
     ///

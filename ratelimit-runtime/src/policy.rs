@@ -63,8 +63,8 @@ pub enum OnStoreError {
     /// - A call that is dropped while it waits charges nothing more.
     /// - [`Limiter::close`](crate::Limiter::close) refuses all waiting calls. Calls whose rules are
     ///   all in shadow mode do not wait.
-    /// - Calls wait side by side. A call with `on_limit = Wait` keeps its place if it was in its
-    ///   queue when the store failed.
+    /// - Calls wait side by side. A call with `on_limit = Wait` keeps its position if it was in its
+    ///   wait queue when the store failed.
     ///
     /// ```
     /// use ratelimit_runtime::{Limiter, OnStoreError};
@@ -74,7 +74,7 @@ pub enum OnStoreError {
     ///     .on_store_error(OnStoreError::Wait { max: Duration::from_secs(60) });
     /// ```
     Wait {
-        /// The longest wait.
+        /// The longest wait. A longer one than 49 days counts as 49 days.
         max: Duration,
     },
 }

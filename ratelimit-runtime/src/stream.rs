@@ -74,7 +74,7 @@ impl Limiter {
     ///
     /// A stream that is dropped leaves its queue. An item that waits is dropped with it.
     ///
-    /// To drop the future of `next` cancels nothing: the stream keeps its place in the queue. While it is not
+    /// To drop the future of `next` cancels nothing: the stream keeps its position in the wait queue. While it is not
     /// polled, it blocks the callers behind it, as [`Limiter::acquire_within`] says. Drop the stream, or poll it.
     ///
     /// # Panics

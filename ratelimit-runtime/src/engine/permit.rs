@@ -236,7 +236,7 @@ impl Permit {
         }
     }
 
-    /// The limit of the rule; with several rules, of the most restrictive one.
+    /// The limit of the rule; with several rules, of the most restrictive one. [`u64::MAX`] if no rule applies.
     pub fn limit(&self) -> u64 {
         self.numbers.limit
     }
@@ -265,8 +265,9 @@ impl Permit {
         self.holding().map_or(Duration::MAX, Holding::remaining_time)
     }
 
-    /// True if the permit certainly still holds a place of
-    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), or a charge that is not settled yet.
+    /// False if a hold of this permit may be lost: a place of
+    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), or a charge that is not settled yet. True for a permit
+    /// that holds nothing, also if [`OnStoreError::Allow`](crate::OnStoreError::Allow) admitted its call in an outage.
     ///
     /// On Redis a hold may be lost if it could not be renewed for a whole lease. The reason may be
     /// that this process was stopped, or that the network was away. A server that lost its counters
@@ -274,12 +275,11 @@ impl Permit {
     ///
     /// [`OnStoreError::Local`](crate::OnStoreError::Local) grants holds during an outage of the
     /// server, where other processes may hold something too. Such a hold is valid while a server is away, also in a
-    /// later outage. Use `Deny` where that must not be.
+    /// later outage. Use `Deny` where that must not be: `Allow` takes no hold at all in an outage.
     ///
     /// After a machine was asleep, its clock may make a lost hold look valid until the next
     /// renewal. A hold in a memory store lasts until it is dropped; after [`Limiter::reset`](crate::Limiter::reset) it
-    /// still looks valid there, and others may have the place. A permit that holds nothing has
-    /// nothing to lose.
+    /// still looks valid there, and others may have the place.
     ///
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -395,8 +395,8 @@ impl Permit {
     /// After a change of the count of a `TokenBucket`, a refund counts the refill at the higher of the two
     /// counts, until the bucket was full once.
     ///
-    /// A `TokenBucket` refunds more of a charge with a `Settled` cost, and of a reservation: the part
-    /// without which the bucket would not have been full since.
+    /// A `TokenBucket` refunds more of a charge with a `Settled` cost, and of a reservation: all that was unused, but
+    /// at most the lowest number of tokens that were missing since the charge. That is nothing if it was full once.
     ///
     /// A `SlidingLog` also refunds nothing behind more than 5,000 later entries, which would all
     /// have to be rewritten. On Redis, a charge with a cost above 1 has two entries.

@@ -4,15 +4,15 @@
 ///
 /// For a count of C in a period of P:
 ///
-/// | algorithm | admitted in any time span of P, at most | state per key |
+/// | algorithm | admitted in any time span of P, at most | state per key, on Redis |
 /// |---|---|---|
 /// | `FixedWindow` | 2C; C in each of its windows | one integer |
-/// | `SlidingLog` | C, exactly | per admitted call about 10 bytes on Redis, 16 to 48 in memory |
+/// | `SlidingLog` | C, exactly | per admitted call about 10 bytes |
 /// | `SlidingWindow { buckets: n, .. }` | less than 2C; C in any time span of P - P/n | n + 3 numbers of 8 bytes |
 /// | `SlidingWindow { weighted: false, .. }` | 2C; C in any time span of P - P/n | n + 2 numbers of 8 bytes |
 /// | `TokenBucket { burst: B, .. }` | B + C | four integers |
 /// | `LeakyBucket { queue: Q }` | C, by slots; C - 1 + the largest cost, if costs differ from 1 | four integers |
-/// | `Concurrent` | any number, but never more than C at once | about 100 bytes per call that holds places, on Redis |
+/// | `Concurrent` | any number, but never more than C at once | about 100 bytes per call that holds places |
 ///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Refill, Rule};
@@ -47,7 +47,7 @@ pub enum Algorithm {
     },
     /// Keeps each admitted call for one period.
     ///
-    /// This is the *sliding window log*: exact in every window of the period. On Redis an admitted call
+    /// This is the *sliding window log*: exact in every time span of one period. On Redis an admitted call
     /// takes about 10 bytes. Calls within one microsecond (one millisecond for periods above 200
     /// seconds) share an entry, which is the sum of their costs.
     ///
@@ -67,9 +67,9 @@ pub enum Algorithm {
     ///
     /// The weight assumes that the calls of the oldest bucket were spread evenly. If all 84 came
     /// in the first second of their minute, 63 of them count still, and a log counts none: fewer calls
-    /// are admitted than by a log. If all came at its end, a window of one period may see up to 2C -
+    /// are admitted than by a log. If all came at its end, a time span of one period may see up to 2C -
     /// ⌈2C/S⌉ calls, where S is the length of a bucket in milliseconds (C, if S is 1; times are
-    /// the store's milliseconds). A window that is one bucket shorter never sees more than C.
+    /// the store's milliseconds). A time span that is one bucket shorter never sees more than C.
     ///
     /// **Simply added up**, without `weighted`, the current bucket and the `buckets - 1` before
     /// it count in full. Calls come back at once when their bucket is `buckets` old, after
@@ -124,7 +124,9 @@ pub enum Algorithm {
     /// processes together.
     ///
     /// The period is the lease: a process that crashed keeps its places for at most that long. A
-    /// live process renews its leases after every third of it, and at least every 10 seconds.
+    /// live process renews its leases after every third of it, and at least every 10 seconds. Attributes and rules
+    /// files take leases of 1 s to 1 day. A shorter one, of [`Rule::new`](crate::Rule::new), may end while its call
+    /// runs.
     /// [`Permit::is_held`](crate::Permit::is_held) is false if that failed. The lease is not part
     /// of the counter's name. If a Redis server's clock is set back, places of crashed processes
     /// are kept for as much longer.

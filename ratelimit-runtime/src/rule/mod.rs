@@ -219,14 +219,15 @@ impl Rule {
     /// [`Algorithm::FixedWindow`], is [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
     /// Permits are only spent in the window that they were charged in. So all processes together never
-    /// admit more than the count in a window. But a call may be refused although another process still
+    /// admit more than the count in a window, except after a fork (below), or [if a clock
+    /// jumps](crate::guide::promises#limits-of-the-promises). But a call may be refused although another process still
     /// has permits: they are missing for the others until they are refunded or the window ends.
     ///
     /// | with `with_prefetch(n)` | permits of a counter in one process, at most |
     /// |---|---|
     /// | usually | n, or the largest cost of a call if that is more |
     /// | if n permits last for less than 10 ms | twice as many and so on, up to 96n |
-    /// | near the limit | half of what remained, besides those that callers wait for |
+    /// | near the limit | half of what remained in the store, and those for callers that already wait |
     /// | after [`Limiter::close`](crate::Limiter::close), or when the last handle of the limiter was dropped | none |
     /// | when the process is killed | its permits stay charged until the window ends |
     /// | when the process forks | both processes spend them: fork before the first call |
@@ -269,9 +270,10 @@ impl Rule {
     ///   [`SlidingLog`](Algorithm::SlidingLog) keeps its charges and holds instead, and the ban lasts
     ///   exactly as long as given.
     /// - Of several rules of a call, those that refuse ban their own counters. The others charge
-    ///   nothing and ban nothing. If the counters are in several slots of a cluster, calls that are refused at
-    ///   the same time may each start the ban: it lasts from the latest of them. A call that a later slot refuses
-    ///   has charged the earlier ones for a moment: a call that they refuse meanwhile is banned.
+    ///   nothing and ban nothing. If the counters are in several hash slots of a cluster, calls that are refused at
+    ///   the same time may each start the ban, and it lasts from the latest of them. A call that a later hash slot
+    ///   refuses has charged the earlier ones for a moment. Another call that is refused because of that charge is
+    ///   banned.
     /// - No ban comes from [`Limiter::peek`](crate::Limiter::peek), from a cost that [never
     ///   fits](crate::Cause::NeverFits), or from a refusal because of amounts that running calls hold.
     /// - [`Limiter::unban`](crate::Limiter::unban) ends a ban. A process caches a ban for a second at
