@@ -4,6 +4,8 @@
 //! the list, the counter name and the boxed future of a store.
 
 use std::{
+    fmt,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -50,6 +52,31 @@ pub(crate) trait Backend {
 
     /// Refunds a charge. Returns the amount that still counted.
     fn refund_charge(&self, receipt: Self::Receipt) -> Reply<Result<u64, StoreError>>;
+}
+
+/// A listener for refunds that no caller makes: of a call that another slot refused, or whose caller has left.
+#[derive(Clone, Default)]
+pub(crate) struct RefundListener(Arc<OnceLock<Listener>>);
+
+type Listener = Box<dyn Fn(CounterId) + Send + Sync>;
+
+impl RefundListener {
+    /// Calls this after each such refund. Only the first call acts.
+    pub(crate) fn listen(&self, listener: impl Fn(CounterId) + Send + Sync + 'static) {
+        let _ = self.0.set(Box::new(listener));
+    }
+
+    pub(crate) fn refunded(&self, counter: CounterId) {
+        if let Some(listener) = self.0.get() {
+            listener(counter);
+        }
+    }
+}
+
+impl fmt::Debug for RefundListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RefundListener").finish_non_exhaustive()
+    }
 }
 
 /// The largest number of counters that one attempt charges.

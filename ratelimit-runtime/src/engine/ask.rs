@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -15,8 +14,7 @@ use super::{
 use crate::{
     RequestPerMinute,
     clock::{after, wait_until},
-    counter::CounterId,
-    store::{Batch, Charge, Charges, Request, StoreError},
+    store::{Batch, Charges, Request, StoreError},
 };
 
 pub(super) type AcquireResult = Result<Permit, RequestPerMinute>;
@@ -43,12 +41,6 @@ impl Drop for RefundOnDrop {
     }
 }
 
-/// The counters of rules with prefetch. If the caller leaves, permits that were spent for it are put back when the
-/// reply is dropped, and others may wait for them.
-pub(super) fn prefetched(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
-    charges.iter().filter(|charge| charge.rule.prefetch() > 1).map(|charge| charge.counter.id()).collect()
-}
-
 impl AcquireRequest {
     /// Sends a request to the store, after the settlements of its counters, and awaits the answer until
     /// `end`. Returns the time it was sent and the answer.
@@ -69,10 +61,8 @@ impl AcquireRequest {
         let sent_at = self.clock().now();
         let Some(store) = self.engine.store() else { return (sent_at, Err(StoreError::no_answer())) };
         let held = abandon::held_charges(&charges).filter(|_| consume);
-        let left = self.engine.queues().changed_on_drop(prefetched(&charges));
         let reply = store.decide(Request::new(charges, consume).into());
         let answer = self.engine.until(end, AbandonOnDrop::around(&self.engine, held, reply)).await;
-        left.end(answer.is_err());
         (sent_at, answer)
     }
 

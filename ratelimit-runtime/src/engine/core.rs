@@ -51,7 +51,7 @@ impl ops::Deref for EngineRef {
 pub(crate) struct Engine {
     backend: BackendKind,
     settings: EngineSettings,
-    queues: WaitQueues,
+    queues: Arc<WaitQueues>,
     settlements: Settlements,
     renewals: Arc<Renewals<EngineRef>>,
     /// Counts in this process alone during an outage of the store.
@@ -96,7 +96,11 @@ impl Engine {
     pub(crate) fn new(backend: BackendKind, settings: EngineSettings) -> Self {
         let is_shared = matches!(backend, BackendKind::Other(_));
         let outage_waiters = OutageWaiters::new(settings.max_waiting);
-        let queues = WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared);
+        let queues = Arc::new(WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared));
+        if let BackendKind::Other(guard) = &backend {
+            let queues = Arc::clone(&queues);
+            guard.refunds().listen(move |id| queues.changed_id(id));
+        }
         Self {
             backend,
             settings,

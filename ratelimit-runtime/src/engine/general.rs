@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     abandon::{self, AbandonOnDrop},
-    ask::{AcquireResult, RefundOnDrop, prefetched},
+    ask::{AcquireResult, RefundOnDrop},
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
     request::{AcquireRequest, RequestKey},
@@ -109,15 +109,12 @@ impl AcquireRequest {
         let sent_at = self.clock().now();
         // The memory store decides at once.
         let held = self.engine.guard().and_then(|_| abandon::held_charges(&charges));
-        let prefetched = prefetched(&charges);
         match store.decide(Request::new(charges, true).into()) {
             Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at, end),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
                 let end = self.end(end);
-                let left = self.engine.queues().changed_on_drop(prefetched);
                 let reply = AbandonOnDrop::around(&self.engine, held, reply);
                 let batch = self.engine.until(end, reply).await;
-                left.end(batch.is_err());
                 match self.resolve_or_wait(batch, sent_at, Some(end)) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Clock, CounterName, Decision, Rule,
     algorithm::{CacheableDenials, Capabilities, capabilities},
-    backend::QueryTag,
+    backend::{QueryTag, RefundListener},
     background,
     counter::CounterId,
     observe,
@@ -41,6 +41,7 @@ pub(super) struct GuardInner {
     pub(super) batches: QuotaBatches,
     /// Notified when the last prefetch task has ended.
     pub(super) prefetches_done: Notify,
+    pub(super) refunds: RefundListener,
     /// Set by the first hold or prefetch; see [`Guard::prepare`].
     #[cfg(feature = "redis")]
     is_prepared: AtomicBool,
@@ -51,7 +52,7 @@ pub(super) struct GuardInner {
 
 impl Guard {
     pub(crate) fn new(store: Upstream, namespace: String, clock: Clock, deadline: Duration) -> Self {
-        Self(Arc::new(GuardInner {
+        let guard = Self(Arc::new(GuardInner {
             store,
             namespace,
             clock,
@@ -59,11 +60,28 @@ impl Guard {
             denials: DenialCache::new(),
             batches: QuotaBatches::new(),
             prefetches_done: Notify::new(),
+            refunds: RefundListener::default(),
             #[cfg(feature = "redis")]
             is_prepared: AtomicBool::new(false),
             #[cfg(feature = "redis")]
             is_background_connected: watch::Sender::new(false),
-        }))
+        }));
+        #[cfg(feature = "redis")]
+        if let Upstream::Redis(redis) = &guard.0.store {
+            let guard = Arc::downgrade(&guard.0);
+            redis.refunds().listen(move |id| {
+                if let Some(guard) = guard.upgrade() {
+                    guard.denials.invalidate(id); // other calls were denied meanwhile
+                    guard.refunds.refunded(id);
+                }
+            });
+        }
+        guard
+    }
+
+    /// Refunds that no caller makes.
+    pub(crate) fn refunds(&self) -> &RefundListener {
+        &self.0.refunds
     }
 
     /// Opens the connection for background work, so that the first settlement finds one. Only the
@@ -154,18 +172,13 @@ impl Guard {
             return Reply::Ready(insert_refused(batch, refused));
         }
         let tags = guard.query_tags(&batch, now_us);
-        let is_apart = tags.iter().any(|tag| tag.slot != tags[0].slot);
-        let charged = charges_of(&batch).filter(|(request, _)| is_apart && request.consume);
-        let charged = charged.map(|(_, charge)| charge.counter.id()).collect();
         match guard.store.decide(batch) {
             // Denials of synchronous stores are not cached: asking again costs nothing.
             Reply::Ready(batch) => Reply::Ready(insert_refused(batch, refused)),
             Reply::Pending(reply) => {
                 let guard = Arc::clone(guard);
                 Reply::Pending(Box::pin(async move {
-                    let mut change = CounterChange { guard: Arc::clone(&guard), ids: charged, is_pending: true };
                     let batch = reply.await;
-                    change.ids.clear(); // the answer tells which of them may have changed
                     guard.update_denials(&batch, &tags);
                     insert_refused(batch, refused)
                 }))
@@ -238,20 +251,10 @@ impl GuardInner {
     /// longer hold.
     fn update_denials(&self, batch: &[Request], tags: &[QueryTag]) {
         for ((request, charge), tag) in charges_of(batch).zip(tags) {
-            let is_apart = || tags.iter().any(|other| other.slot != tag.slot);
             match request.outcome {
-                // In several slots, this call may have charged the counter and refunded it: other calls were denied
-                // meanwhile, and their answers may still be on the way.
-                Err(_) if request.consume && is_apart() => {
-                    self.denials.invalidate(charge.counter.id());
-                }
                 // It fits, so a cached denial is older.
                 Ok(false) if request.consume && charge.cost > 0 && charge.decision.retry_after().is_none() => {
-                    if is_apart() {
-                        self.denials.invalidate(charge.counter.id());
-                    } else {
-                        self.denials.remove(charge.counter.id());
-                    }
+                    self.denials.remove(charge.counter.id());
                 }
                 Ok(false) if request.consume => {
                     let wait_ms = u64::try_from(charge.slot_delay.as_millis()).unwrap_or(u64::MAX);
@@ -331,8 +334,8 @@ fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bo
 pub(super) struct CounterChange {
     guard: Arc<GuardInner>,
     ids: SmallVec<[CounterId; 1]>,
-    /// The store was asked and has not answered. It may still make the change: by a request that others overtake, or
-    /// by the refund of a call in several slots. So they are invalidated once more.
+    /// The store was asked and has not answered. It may still make the change, by a request that others overtake. So
+    /// they are invalidated once more.
     is_pending: bool,
 }
 
@@ -356,7 +359,7 @@ impl CounterChange {
 
 impl Drop for CounterChange {
     fn drop(&mut self) {
-        /// Longer than a refund in several slots takes, with both of its requests (`GRACE` in `redis/multi_slot.rs`).
+        /// Longer than a request that was sent is on its way.
         const CHANGED_AFTER: Duration = Duration::from_secs(3);
         self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
         if self.is_pending && !self.ids.is_empty() {

@@ -145,9 +145,14 @@ impl Guard {
         is_put_back
     }
 
-    /// Refunds, in the background, a cost that was spent for a caller who has left.
+    /// Refunds, in the background, a cost that was spent for a caller who has left. Others may wait for it.
     fn return_spent(&self, id: CounterId, cost: u64, outcome: Outcome) {
-        self.0.refund_in_background(self.refund_spent(id, cost, outcome.receipt));
+        let refunds = self.0.refunds.clone();
+        let refund = self.refund_spent(id, cost, outcome.receipt).map(move |refunded| {
+            refunds.refunded(id);
+            refunded
+        });
+        self.0.refund_in_background(refund);
     }
 
     /// Does what must wait until the lock is free: answers callers and refunds. Returns the next

@@ -54,13 +54,14 @@ pub(crate) use self::{
 use self::{
     batch::{CallerResult, SendError},
     command::Command,
+    multi_slot::Servers,
     nodes::Nodes,
     reply::{answer, number},
 };
 use crate::{
     CounterName,
     algorithm::{self, Evaluation},
-    backend::QueryTag,
+    backend::{QueryTag, RefundListener},
     counter::CounterId,
     decision::Outcome,
     failures::Epoch,
@@ -72,11 +73,17 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Redis {
     nodes: Nodes,
+    refunds: RefundListener,
 }
 
 impl Redis {
     pub(crate) fn new(topology: RedisTopology, options: NodeOptions) -> Self {
-        Self { nodes: Nodes::new(topology, options) }
+        Self { nodes: Nodes::new(topology, options), refunds: RefundListener::default() }
+    }
+
+    /// Refunds of calls in several slots.
+    pub(crate) fn refunds(&self) -> &RefundListener {
+        &self.refunds
     }
 
     /// Waits until the servers have answered once on this runtime.
@@ -185,7 +192,8 @@ impl Redis {
         if multi_slot.is_empty() {
             return single_slot.await;
         }
-        multi_slot::decide(&self.nodes, &mut multi_slot, single_slot).await;
+        let servers = Servers { nodes: self.nodes.clone(), refunds: self.refunds.clone() };
+        multi_slot::decide(&servers, &mut multi_slot, single_slot).await;
     }
 }
 

@@ -16,8 +16,10 @@ use tokio::sync::oneshot::{self, Sender};
 
 use super::{nodes::Nodes, requests, slots::slot_of};
 use crate::{
+    backend::RefundListener,
     background::{self, FinishOnDrop},
     clock::{after, wait_until, within},
+    counter::CounterId,
     store::{Charge, Charges, Request, StoreError},
 };
 
@@ -30,6 +32,13 @@ const LONGEST_REFUND: Duration = Duration::from_secs(60);
 
 /// The pause after the first attempt to refund. It doubles up to [`GRACE`].
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// The servers, and the listener for refunds of calls that were not admitted.
+#[derive(Clone)]
+pub(super) struct Servers {
+    pub(super) nodes: Nodes,
+    pub(super) refunds: RefundListener,
+}
 
 /// True if the counters lie in several slots.
 pub(super) fn is_multi_slot(nodes: &Nodes, charges: &[Charge]) -> bool {
@@ -47,8 +56,8 @@ fn slot(charge: &Charge) -> u16 {
 }
 
 /// Decides requests while `beside` runs.
-pub(super) async fn decide(nodes: &Nodes, requests: &mut [&mut Request], beside: impl Future<Output = ()>) {
-    let decided = join_all(requests.iter().map(|request| decide_one(nodes, (**request).clone())));
+pub(super) async fn decide(servers: &Servers, requests: &mut [&mut Request], beside: impl Future<Output = ()>) {
+    let decided = join_all(requests.iter().map(|request| decide_one(servers, (**request).clone())));
     // Kept until all are decided: a caller cancelled before that gets all of them refunded.
     let (decided, ()) = join(decided, beside).await;
     for (request, decided) in requests.iter_mut().zip(decided) {
@@ -59,8 +68,8 @@ pub(super) async fn decide(nodes: &Nodes, requests: &mut [&mut Request], beside:
     }
 }
 
-async fn decide_one(nodes: &Nodes, mut request: Request) -> Result<RefundUnlessKept, StoreError> {
-    let mut parts = split(&request);
+async fn decide_one(servers: &Servers, mut request: Request) -> Result<RefundUnlessKept, StoreError> {
+    let (nodes, mut parts) = (&servers.nodes, split(&request));
     request.outcome = evaluate(nodes, parts.iter_mut()).await;
     if !request.consume || request.outcome != Ok(true) {
         merge(parts, &mut request);
@@ -72,16 +81,16 @@ async fn decide_one(nodes: &Nodes, mut request: Request) -> Result<RefundUnlessK
         {
             return Err(error);
         }
-        return Ok(RefundUnlessKept { nodes: nodes.clone(), request: Some(request) });
+        return Ok(RefundUnlessKept { servers: servers.clone(), request: Some(request) });
     }
     let (caller, decided) = oneshot::channel();
-    FinishOnDrop::new(charge(nodes.clone(), request, parts, caller)).await;
+    FinishOnDrop::new(charge(servers.clone(), request, parts, caller)).await;
     decided.await.map_err(|_| StoreError::unavailable("the task that charges has ended"))
 }
 
 /// A decided request. Dropping it refunds its charges.
 struct RefundUnlessKept {
-    nodes: Nodes,
+    servers: Servers,
     request: Option<Request>,
 }
 
@@ -96,25 +105,27 @@ impl RefundUnlessKept {
 impl Drop for RefundUnlessKept {
     fn drop(&mut self) {
         if let Some(Request { charges, consume: true, outcome: Ok(true) }) = self.request.take() {
-            let nodes = self.nodes.clone();
-            let _ = background::spawn(async move { refund(&nodes, &charges).await });
+            let servers = self.servers.clone();
+            let _ = background::spawn(async move { refund(&servers, &charges).await });
         }
     }
 }
 
 /// Refunds charges, for [`GRACE`] at most. That of a hold goes on in the background: no other code releases it, and its
 /// denials are not cached.
-async fn refund(nodes: &Nodes, charges: &[Charge]) {
+async fn refund(servers: &Servers, charges: &[Charge]) {
     let (held, others): (Vec<_>, Vec<_>) = charges.iter().cloned().partition(|charge| charge.hold.is_some());
-    let held = held.into_iter().map(|charge| FinishOnDrop::new(refund_one(nodes.clone(), charge)));
-    let others = others.into_iter().map(|charge| refund_one(nodes.clone(), charge));
+    let held = held.into_iter().map(|charge| FinishOnDrop::new(refund_one(servers.clone(), charge)));
+    let others = others.into_iter().map(|charge| refund_one(servers.clone(), charge));
     within(GRACE, join(join_all(held), join_all(others))).await;
 }
 
 /// Refunds a charge, for [`LONGEST_REFUND`] at most. A refund that was not sent is tried again: the background
 /// runtime may still have to open a connection. That of a hold also if it may have arrived: the server knows a hold,
 /// and releases it once.
-async fn refund_one(nodes: Nodes, charge: Charge) {
+async fn refund_one(servers: Servers, charge: Charge) {
+    let Servers { nodes, refunds } = servers;
+    let _refunded = RefundedOnDrop(refunds, charge.counter.id());
     let is_repeatable = |error: StoreError| error.has_no_effect() || charge.hold.is_some() && !error.misconfigured;
     let refunded = async {
         let mut pause = PAUSE;
@@ -125,6 +136,15 @@ async fn refund_one(nodes: Nodes, charge: Charge) {
         }
     };
     within(LONGEST_REFUND, refunded).await;
+}
+
+/// Tells of the refund of a counter when dropped: it is made, or is not tried any more.
+struct RefundedOnDrop(RefundListener, CounterId);
+
+impl Drop for RefundedOnDrop {
+    fn drop(&mut self) {
+        self.0.refunded(self.1);
+    }
 }
 
 /// The part of a request in one slot.
@@ -170,18 +190,24 @@ async fn evaluate(nodes: &Nodes, parts: impl Iterator<Item = &mut SlotPart>) -> 
     requests.iter().try_fold(true, |all_fit, request| Ok(all_fit & request.outcome.clone()?))
 }
 
-async fn charge(nodes: Nodes, mut request: Request, mut parts: Vec<SlotPart>, mut caller: Sender<RefundUnlessKept>) {
-    request.outcome = charge_parts(&nodes, &mut parts, &mut caller).await;
+async fn charge(
+    servers: Servers,
+    mut request: Request,
+    mut parts: Vec<SlotPart>,
+    mut caller: Sender<RefundUnlessKept>,
+) {
+    request.outcome = charge_parts(&servers, &mut parts, &mut caller).await;
     merge(parts, &mut request);
     // If the caller has left, the request is returned and dropped, which refunds it.
-    drop(caller.send(RefundUnlessKept { nodes, request: Some(request) }));
+    drop(caller.send(RefundUnlessKept { servers, request: Some(request) }));
 }
 
 async fn charge_parts(
-    nodes: &Nodes,
+    servers: &Servers,
     parts: &mut [SlotPart],
     caller: &mut Sender<RefundUnlessKept>,
 ) -> Result<bool, StoreError> {
+    let nodes = &servers.nodes;
     for at in 0..parts.len() {
         let (charged, rest) = parts.split_at_mut(at);
         let Some((part, rest)) = rest.split_first_mut() else { break };
@@ -193,7 +219,7 @@ async fn charge_parts(
         if outcome == Ok(true) {
             continue;
         }
-        join_all(charged.iter().map(|part| refund(nodes, &part.request.charges))).await;
+        join_all(charged.iter().map(|part| refund(servers, &part.request.charges))).await;
         if outcome == Ok(false) {
             // For the longest wait among all of them.
             within(GRACE, evaluate(nodes, charged.iter_mut().chain(rest))).await;

@@ -271,15 +271,6 @@ pub(crate) struct ChangedOnDrop<'a> {
     ids: SmallVec<[CounterId; 1]>,
 }
 
-impl ChangedOnDrop<'_> {
-    /// Ends the request, when its effect is known. Notifies the queues only if the counters may have changed.
-    pub(crate) fn end(mut self, may_have_changed: bool) {
-        if !may_have_changed {
-            self.ids.clear();
-        }
-    }
-}
-
 impl Drop for ChangedOnDrop<'_> {
     fn drop(&mut self) {
         self.ids.iter().for_each(|id| self.queues.changed_id(*id));

@@ -8,9 +8,9 @@ use futures_util::FutureExt;
 use ratelimit_harness::{Mode, RedisCluster};
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key, permit_of_several};
 use ratelimit_runtime::conformance::Subject;
-use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, Rule};
-use tokio::task::JoinSet;
-use tokio::time::sleep;
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
 
 use super::{Timed, keys_apart, limiter_on, name};
 use crate::support::servers::{ask, script_calls};
@@ -18,6 +18,8 @@ use crate::support::{
     ALGORITHMS, BUCKET, By, FIXED, LOG, MS, PATIENCE, SECOND, SLIDING, eventually, exceeded, fresh_key, hourly,
     in_memory, is_admitted,
 };
+
+type Answer = Result<Permit, RequestPerMinute>;
 
 /// Call by call, decisions over several slots equal those of the memory store.
 #[tokio::test]
@@ -35,7 +37,7 @@ async fn charges_of_several_slots_are_decided_as_in_memory() {
             let charges: Vec<_> =
                 (0..3).map(|at| (&rules[at], Key::new(keys[at]), (step + at as u64 * 2) % 4)).collect();
             let (here, there) = (cluster.limiter.acquire_all(&charges).await, memory.acquire_all(&charges).await);
-            let said = |answer: &Result<ratelimit_runtime::Permit, ratelimit_runtime::RequestPerMinute>| match answer {
+            let said = |answer: &Answer| match answer {
                 Ok(permit) => format!("{permit:?}"),
                 Err(refused) => format!("{refused:?}"),
             };
@@ -326,10 +328,7 @@ async fn a_failure_in_another_slot_leaves_no_cached_denial() {
     let rule = hourly(1, FIXED);
     let [near, far] = [first, second].map(|key| cluster.primary_of(name(&rule, key)));
     cluster.proxy(near).set(Mode::Delay(200 * MS));
-    let both = tokio::spawn({
-        let limiter = limiter.clone();
-        async move { limiter.acquire_all(&[(&rule, Key::new(first), 1), (&rule, Key::new(second), 1)]).await }
-    });
+    let both = acquire_both(&limiter, rule, [first, second]);
     sleep(500 * MS).await; // evaluated after 400 ms; the charge of the first arrives after 600 ms
     cluster.proxy(far).set(Mode::Refuse);
     cluster.proxy(far).reset();
@@ -340,6 +339,50 @@ async fn a_failure_in_another_slot_leaves_no_cached_denial() {
     let is_refunded = async || limiter.peek(&rule, first).await.is_ok_and(|found| found.remaining() == 1);
     eventually("it is refunded", is_refunded).await;
     limiter.acquire(&rule, first).await.unwrap();
+}
+
+/// A call charges its first counter, and its other one refuses after all. A caller who was refused meanwhile, and
+/// waits, is admitted when the charge is refunded. The queue alone would look again after six minutes.
+#[tokio::test]
+async fn a_waiting_caller_gets_a_charge_that_another_slot_has_refused() {
+    let (cluster, limiter, [first, second]) = two_slots().await;
+    let rule = hourly(1, FIXED);
+    let near = cluster.proxy(cluster.primary_of(name(&rule, first)));
+    near.set(Mode::Delay(200 * MS));
+    let both = acquire_both(&limiter, rule, [first, second]);
+    sleep(300 * MS).await; // all fits at the servers; the answer arrives after 400 ms, and the charge after 600 ms
+    limiter.acquire(&rule, second).await.unwrap();
+    sleep(200 * MS).await;
+    let waits = acquire_within(&limiter, rule, first); // behind the charge, and ahead of its refund
+    exceeded(both.await.unwrap());
+    near.set(Mode::Pass);
+    timeout(PATIENCE, waits).await.expect("it is admitted").unwrap().unwrap();
+}
+
+/// The same, if the caller of both slots leaves.
+#[tokio::test]
+async fn a_waiting_caller_gets_the_charge_of_a_caller_who_has_left() {
+    let (cluster, limiter, [first, second]) = two_slots().await;
+    let rule = hourly(1, FIXED);
+    let near = cluster.proxy(cluster.primary_of(name(&rule, first)));
+    near.set(Mode::Delay(200 * MS));
+    let both = acquire_both(&limiter, rule, [first, second]);
+    sleep(500 * MS).await; // evaluated after 400 ms; the charge of the first arrives after 600 ms
+    let waits = acquire_within(&limiter, rule, first); // behind the charge, and ahead of its refund
+    sleep(50 * MS).await;
+    both.abort();
+    near.set(Mode::Pass);
+    timeout(PATIENCE, waits).await.expect("it is admitted").unwrap().unwrap();
+}
+
+fn acquire_both(limiter: &Limiter, rule: Rule, [first, second]: [u64; 2]) -> JoinHandle<Answer> {
+    let limiter = limiter.clone();
+    tokio::spawn(async move { limiter.acquire_all(&[(&rule, Key::new(first), 1), (&rule, Key::new(second), 1)]).await })
+}
+
+fn acquire_within(limiter: &Limiter, rule: Rule, key: u64) -> JoinHandle<Answer> {
+    let limiter = limiter.clone();
+    tokio::spawn(async move { limiter.acquire_within(&rule, key, 2 * 3600 * SECOND).await })
 }
 
 /// A call takes a place, then its other rule refuses, and the connection breaks while the place is refunded.
@@ -379,10 +422,7 @@ async fn a_caller_of_several_slots_who_leaves_leaves_no_cached_denial() {
     let blocking = limiter.clone();
     tokio::task::spawn_blocking(move || blocking.acquire_blocking(&warm, first).map(drop)).await.unwrap().unwrap();
     cluster.proxy(cluster.primary_of(name(&rule, first))).set(Mode::Delay(50 * MS));
-    let both = tokio::spawn({
-        let limiter = limiter.clone();
-        async move { limiter.acquire_all(&[(&rule, Key::new(first), 1), (&rule, Key::new(second), 1)]).await }
-    });
+    let both = acquire_both(&limiter, rule, [first, second]);
     sleep(130 * MS).await; // evaluated after 100 ms; the charge of the first arrives after 150 ms
     both.abort();
     let _ = limiter.acquire(&rule, first).await; // behind the charge, and ahead of its refund, most of the times
