@@ -55,20 +55,22 @@ pub(crate) trait Backend {
 }
 
 /// A listener for refunds that no caller makes: of a call that another slot refused, or whose caller has left.
+///
+/// It gets the counter, and whether the refund is pending: it was sent and has no answer, so it may be made later.
 #[derive(Clone, Default)]
 pub(crate) struct RefundListener(Arc<OnceLock<Listener>>);
 
-type Listener = Box<dyn Fn(CounterId) + Send + Sync>;
+type Listener = Box<dyn Fn(CounterId, bool) + Send + Sync>;
 
 impl RefundListener {
     /// Calls this after each such refund. Only the first call acts.
-    pub(crate) fn listen(&self, listener: impl Fn(CounterId) + Send + Sync + 'static) {
+    pub(crate) fn listen(&self, listener: impl Fn(CounterId, bool) + Send + Sync + 'static) {
         let _ = self.0.set(Box::new(listener));
     }
 
-    pub(crate) fn refunded(&self, counter: CounterId) {
+    pub(crate) fn refunded(&self, counter: CounterId, is_pending: bool) {
         if let Some(listener) = self.0.get() {
-            listener(counter);
+            listener(counter, is_pending);
         }
     }
 }

@@ -99,7 +99,7 @@ impl Engine {
         let queues = Arc::new(WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared));
         if let BackendKind::Other(guard) = &backend {
             let queues = Arc::clone(&queues);
-            guard.refunds().listen(move |id| queues.changed_id(id));
+            guard.refunds().listen(move |id, _| queues.changed_id(id));
         }
         Self {
             backend,

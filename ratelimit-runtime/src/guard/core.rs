@@ -69,10 +69,11 @@ impl Guard {
         #[cfg(feature = "redis")]
         if let Upstream::Redis(redis) = &guard.0.store {
             let guard = Arc::downgrade(&guard.0);
-            redis.refunds().listen(move |id| {
+            redis.refunds().listen(move |id, is_pending| {
                 if let Some(guard) = guard.upgrade() {
-                    guard.denials.invalidate(id); // other calls were denied meanwhile
-                    guard.refunds.refunded(id);
+                    let refunds = guard.refunds.clone();
+                    drop(CounterChange { guard, ids: [id].into(), is_pending });
+                    refunds.refunded(id, is_pending);
                 }
             });
         }
@@ -335,7 +336,7 @@ pub(super) struct CounterChange {
     guard: Arc<GuardInner>,
     ids: SmallVec<[CounterId; 1]>,
     /// The store was asked and has not answered. It may still make the change, by a request that others overtake. So
-    /// they are invalidated once more.
+    /// they are invalidated once more, and callers who wait are told.
     is_pending: bool,
 }
 
@@ -368,6 +369,7 @@ impl Drop for CounterChange {
                 sleep(CHANGED_AFTER).await;
                 if let Some(guard) = guard.upgrade() {
                     ids.iter().for_each(|id| guard.denials.invalidate(*id));
+                    ids.iter().for_each(|id| guard.refunds.refunded(*id, false));
                 }
             });
         }

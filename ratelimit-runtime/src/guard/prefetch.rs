@@ -89,7 +89,7 @@ impl Guard {
             let answer = match store.spend_or_wait(charge) {
                 SpendResult::Spent(outcome) => QuotaAnswer::Spent(charge.cost, outcome),
                 SpendResult::Waits(answer) => {
-                    QuotaWaiter { guard: &store, id: charge.counter.id(), answer }.answer().await
+                    QuotaWaiter { guard: &store, id: charge.counter.id(), answer, is_answered: false }.answer().await
                 }
                 SpendResult::AskUpstream => return store.ask_upstream(request.into()).answer().await,
             };
@@ -149,7 +149,7 @@ impl Guard {
     fn return_spent(&self, id: CounterId, cost: u64, outcome: Outcome) {
         let refunds = self.0.refunds.clone();
         let refund = self.refund_spent(id, cost, outcome.receipt).map(move |refunded| {
-            refunds.refunded(id);
+            refunds.refunded(id, false);
             refunded
         });
         self.0.refund_in_background(refund);
@@ -188,20 +188,25 @@ struct QuotaWaiter<'a> {
     guard: &'a Guard,
     id: CounterId,
     answer: oneshot::Receiver<QuotaAnswer>,
+    is_answered: bool,
 }
 
 impl QuotaWaiter<'_> {
     async fn answer(mut self) -> QuotaAnswer {
         let aborted = || StoreError::unavailable("the prefetch of permits from the store was aborted");
-        (&mut self.answer).await.unwrap_or_else(|_| QuotaAnswer::Failed(aborted()))
+        let answer = (&mut self.answer).await.unwrap_or_else(|_| QuotaAnswer::Failed(aborted()));
+        self.is_answered = true;
+        answer
     }
 }
 
 impl Drop for QuotaWaiter<'_> {
     fn drop(&mut self) {
         self.answer.close();
-        if let Ok(QuotaAnswer::Spent(cost, outcome)) = self.answer.try_recv() {
-            self.guard.return_spent(self.id, cost, outcome);
+        match self.answer.try_recv() {
+            Ok(QuotaAnswer::Spent(cost, outcome)) => self.guard.return_spent(self.id, cost, outcome),
+            _ if self.is_answered => {}
+            _ => self.guard.0.refunds.refunded(self.id, false), // its permits on the way are for others
         }
     }
 }

@@ -121,29 +121,38 @@ async fn refund(servers: &Servers, charges: &[Charge]) {
 }
 
 /// Refunds a charge, for [`LONGEST_REFUND`] at most. A refund that was not sent is tried again: the background
-/// runtime may still have to open a connection. That of a hold also if it may have arrived: the server knows a hold,
-/// and releases it once.
+/// runtime may still have to open a connection. That of a hold also if it may have arrived, or has no answer within
+/// [`GRACE`]: the server knows a hold, and releases it once.
 async fn refund_one(servers: Servers, charge: Charge) {
-    let Servers { nodes, refunds } = servers;
-    let _refunded = RefundedOnDrop(refunds, charge.counter.id());
-    let is_repeatable = |error: StoreError| error.has_no_effect() || charge.hold.is_some() && !error.misconfigured;
+    let is_repeatable = |error: &StoreError| error.has_no_effect() || charge.hold.is_some() && !error.misconfigured;
+    let mut refund = RefundedOnDrop { refunds: servers.refunds, id: charge.counter.id(), is_pending: false };
     let refunded = async {
         let mut pause = PAUSE;
-        while requests::refund(&nodes, slice::from_ref(&charge)).await.is_err_and(is_repeatable)
-            && wait_until(after(pause)).await
-        {
+        loop {
+            refund.is_pending = true;
+            let mut answer = Err(StoreError::late(GRACE));
+            let asked = async { answer = requests::refund(&servers.nodes, slice::from_ref(&charge)).await };
+            within(GRACE, asked).await;
+            refund.is_pending = answer.as_ref().is_err_and(|error| !error.has_no_effect());
+            if !answer.is_err_and(|error| is_repeatable(&error)) || !wait_until(after(pause)).await {
+                return;
+            }
             pause = (2 * pause).min(GRACE);
         }
     };
     within(LONGEST_REFUND, refunded).await;
 }
 
-/// Tells of the refund of a counter when dropped: it is made, or is not tried any more.
-struct RefundedOnDrop(RefundListener, CounterId);
+/// Tells of the refund of a counter when dropped: it was made, or is not tried any more.
+struct RefundedOnDrop {
+    refunds: RefundListener,
+    id: CounterId,
+    is_pending: bool,
+}
 
 impl Drop for RefundedOnDrop {
     fn drop(&mut self) {
-        self.0.refunded(self.1);
+        self.refunds.refunded(self.id, self.is_pending);
     }
 }
 

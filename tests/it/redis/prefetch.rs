@@ -596,3 +596,27 @@ async fn a_permit_of_a_caller_who_left_goes_to_one_who_waits() {
     drop(leaving);
     ends(waiting).await.unwrap().unwrap();
 }
+
+/// It leaves while its prefetch is on its way. The permits are not spent for it, and one who waits gets them.
+#[tokio::test]
+async fn a_prefetch_of_a_caller_who_left_goes_to_one_who_waits() {
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let builder = || Limiter::builder("memory://").clock(clock.clone()).deadline(PATIENCE);
+    let [limiter, other] = [(); 2].map(|()| builder().on_store_error(OnStoreError::Deny).over(store.clone()).unwrap());
+    let plain = hourly(2, FIXED).with_denial_cache(false);
+    let rule = plain.with_prefetch(2);
+    let taken = other.acquire_n(&plain, 1, 2).await.unwrap();
+    let waiter = limiter.clone();
+    let waiting = tokio::spawn(async move { waiter.acquire_within(&rule, 1, 7200 * SECOND).await });
+    eventually("it is refused", async || store.calls() == 2).await;
+    sleep(50 * MS).await; // it stands in the queue
+    taken.refund().await.unwrap(); // by another process
+    let before = store.calls();
+    store.hold();
+    let leaving = begin(Box::pin(limiter.acquire(&rule, 1)));
+    eventually("its prefetch is on its way", async || store.calls() > before).await;
+    drop(leaving);
+    store.release();
+    ends(waiting).await.unwrap().unwrap();
+}

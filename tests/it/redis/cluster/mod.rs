@@ -3,6 +3,7 @@
 mod moves;
 mod multi_slot;
 mod outages;
+mod slot_refunds;
 
 use std::future::Future;
 use std::pin::pin;

@@ -9,11 +9,11 @@ use ratelimit_harness::{Mode, RedisCluster};
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key, permit_of_several};
 use ratelimit_runtime::conformance::Subject;
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule};
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::{Timed, keys_apart, limiter_on, name};
-use crate::support::servers::{ask, script_calls};
+use crate::support::servers::ask;
 use crate::support::{
     ALGORITHMS, BUCKET, By, FIXED, LOG, MS, PATIENCE, SECOND, SLIDING, eventually, exceeded, fresh_key, hourly,
     in_memory, is_admitted,
@@ -318,131 +318,4 @@ async fn settled_charges_of_several_slots_are_settled_in_each() {
     assert_eq!(left().await, (200, 200));
     exceeded(permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await);
     assert_eq!(left().await, (200, 200));
-}
-
-/// A call charges its first counter, and then its other node is away: the charge is refunded, and a denial that
-/// was cached meanwhile does not hold.
-#[tokio::test]
-async fn a_failure_in_another_slot_leaves_no_cached_denial() {
-    let (cluster, limiter, [first, second]) = two_slots().await;
-    let rule = hourly(1, FIXED);
-    let [near, far] = [first, second].map(|key| cluster.primary_of(name(&rule, key)));
-    cluster.proxy(near).set(Mode::Delay(200 * MS));
-    let both = acquire_both(&limiter, rule, [first, second]);
-    sleep(500 * MS).await; // evaluated after 400 ms; the charge of the first arrives after 600 ms
-    cluster.proxy(far).set(Mode::Refuse);
-    cluster.proxy(far).reset();
-    sleep(20 * MS).await;
-    exceeded(limiter.acquire(&rule, first).await); // behind the charge, and ahead of its refund
-    assert_eq!(both.await.unwrap().unwrap_err().cause(), Cause::Unavailable);
-    cluster.proxy(near).set(Mode::Pass);
-    let is_refunded = async || limiter.peek(&rule, first).await.is_ok_and(|found| found.remaining() == 1);
-    eventually("it is refunded", is_refunded).await;
-    limiter.acquire(&rule, first).await.unwrap();
-}
-
-/// A call charges its first counter, and its other one refuses after all. A caller who was refused meanwhile, and
-/// waits, is admitted when the charge is refunded. The queue alone would look again after six minutes.
-#[tokio::test]
-async fn a_waiting_caller_gets_a_charge_that_another_slot_has_refused() {
-    let (cluster, limiter, [first, second]) = two_slots().await;
-    let rule = hourly(1, FIXED);
-    let near = cluster.proxy(cluster.primary_of(name(&rule, first)));
-    near.set(Mode::Delay(200 * MS));
-    let both = acquire_both(&limiter, rule, [first, second]);
-    sleep(300 * MS).await; // all fits at the servers; the answer arrives after 400 ms, and the charge after 600 ms
-    limiter.acquire(&rule, second).await.unwrap();
-    sleep(200 * MS).await;
-    let waits = acquire_within(&limiter, rule, first); // behind the charge, and ahead of its refund
-    exceeded(both.await.unwrap());
-    near.set(Mode::Pass);
-    timeout(PATIENCE, waits).await.expect("it is admitted").unwrap().unwrap();
-}
-
-/// The same, if the caller of both slots leaves.
-#[tokio::test]
-async fn a_waiting_caller_gets_the_charge_of_a_caller_who_has_left() {
-    let (cluster, limiter, [first, second]) = two_slots().await;
-    let rule = hourly(1, FIXED);
-    let near = cluster.proxy(cluster.primary_of(name(&rule, first)));
-    near.set(Mode::Delay(200 * MS));
-    let both = acquire_both(&limiter, rule, [first, second]);
-    sleep(500 * MS).await; // evaluated after 400 ms; the charge of the first arrives after 600 ms
-    let waits = acquire_within(&limiter, rule, first); // behind the charge, and ahead of its refund
-    sleep(50 * MS).await;
-    both.abort();
-    near.set(Mode::Pass);
-    timeout(PATIENCE, waits).await.expect("it is admitted").unwrap().unwrap();
-}
-
-fn acquire_both(limiter: &Limiter, rule: Rule, [first, second]: [u64; 2]) -> JoinHandle<Answer> {
-    let limiter = limiter.clone();
-    tokio::spawn(async move { limiter.acquire_all(&[(&rule, Key::new(first), 1), (&rule, Key::new(second), 1)]).await })
-}
-
-fn acquire_within(limiter: &Limiter, rule: Rule, key: u64) -> JoinHandle<Answer> {
-    let limiter = limiter.clone();
-    tokio::spawn(async move { limiter.acquire_within(&rule, key, 2 * 3600 * SECOND).await })
-}
-
-/// A call takes a place, then its other rule refuses, and the connection breaks while the place is refunded.
-#[tokio::test]
-async fn a_place_beside_a_refusal_is_free_although_its_refund_was_lost() {
-    let (cluster, limiter, [first, second]) = two_slots().await;
-    let (place, quota) = (hourly(1, Algorithm::Concurrent), hourly(1, FIXED));
-    limiter.peek(&place, first).await.unwrap();
-    limiter.acquire(&place, first).await.unwrap().refund().await.unwrap(); // its scripts are loaded
-    let node = cluster.primary_of(name(&place, first));
-    let (server, near) = (cluster.node(node), cluster.proxy(node));
-    let before = script_calls(server);
-    near.set(Mode::Delay(400 * MS));
-    let both = tokio::spawn({
-        let limiter = limiter.clone();
-        async move { limiter.acquire_all(&[(&place, Key::new(first), 1), (&quota, Key::new(second), 1)]).await }
-    });
-    let are_run = async |calls| eventually("its scripts", async || script_calls(server) == before + calls).await;
-    are_run(1).await; // all fits; the answer takes 400 ms, and the next request as long
-    limiter.acquire(&quota, second).await.unwrap();
-    are_run(2).await; // it has the place; its refund is sent after 400 ms, and would arrive after 800 ms
-    sleep(600 * MS).await;
-    near.set(Mode::Refuse);
-    near.reset();
-    sleep(100 * MS).await;
-    near.set(Mode::Pass);
-    exceeded(both.await.unwrap());
-    eventually("it is free", async || limiter.acquire(&place, first).await.is_ok()).await;
-}
-
-/// As in `a_failure_in_another_slot_leaves_no_cached_denial`, but the caller leaves.
-#[tokio::test]
-async fn a_caller_of_several_slots_who_leaves_leaves_no_cached_denial() {
-    let (cluster, limiter, [first, second]) = two_slots().await;
-    let rule = hourly(1, FIXED);
-    let warm = Rule::new("warm", 9, 3600 * SECOND);
-    let blocking = limiter.clone();
-    tokio::task::spawn_blocking(move || blocking.acquire_blocking(&warm, first).map(drop)).await.unwrap().unwrap();
-    cluster.proxy(cluster.primary_of(name(&rule, first))).set(Mode::Delay(50 * MS));
-    let both = acquire_both(&limiter, rule, [first, second]);
-    sleep(130 * MS).await; // evaluated after 100 ms; the charge of the first arrives after 150 ms
-    both.abort();
-    let _ = limiter.acquire(&rule, first).await; // behind the charge, and ahead of its refund, most of the times
-    cluster.proxy(cluster.primary_of(name(&rule, first))).set(Mode::Pass);
-    let is_refunded = async || limiter.peek(&rule, first).await.is_ok_and(|found| found.remaining() == 1);
-    eventually("it is refunded", is_refunded).await;
-    eventually("it is admitted", async || limiter.acquire(&rule, first).await.is_ok()).await;
-}
-
-/// A limiter whose scripts are loaded, and two keys in slots of several nodes, in the order of the slots.
-async fn two_slots() -> (RedisCluster, Limiter, [u64; 2]) {
-    let cluster = RedisCluster::builder().replicas(0).proxied().start();
-    let limiter = limiter_on(&cluster).await;
-    let (rule, warm) = (hourly(1, FIXED), Rule::new("warm", 9, 3600 * SECOND));
-    let mut keys = keys_apart(&cluster, 2);
-    keys.sort_by_key(|key| cluster.slot_of(name(&rule, *key)));
-    for key in &keys {
-        limiter.acquire(&warm, *key).await.unwrap().refund().await.unwrap();
-        limiter.peek(&rule, *key).await.unwrap();
-    }
-    let keys = [keys[0], keys[1]];
-    (cluster, limiter, keys)
 }
