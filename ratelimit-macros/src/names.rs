@@ -160,7 +160,8 @@ pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
                 let is_bound = is_word(before, "let") || is_word(before, "mut") && is_word(two_before, "let");
                 bound.extend(is_bound.then(|| ident.clone()));
                 let in_path = is_sign(at + 1, ":") || is_sign(before, ":") && is_sign(two_before, ":");
-                (!after_dot && !is_bound && !in_path).then(|| ident.clone())
+                let is_macro = is_sign(at + 1, "!") && matches!(tokens.get(at + 2), Some(TokenTree::Group(_)));
+                (!after_dot && !is_bound && !in_path && !is_macro).then(|| ident.clone())
             }
             _ => None,
         };

@@ -1,19 +1,23 @@
 //! The limit that an upstream announces in the header fields of a response.
 
 use std::{
-    cmp::Ordering,
     collections::HashSet,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use http::{
     HeaderMap, StatusCode,
     header::{AGE, DATE, RETRY_AFTER},
 };
-use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
+use sfv::{Item, ListEntry};
+
+use super::fields::{
+    Policy, counts_requests, decimals, dictionary, lists, name, number, policies_of_limit, reset_of, retry_after,
+    seconds, texts, whole,
+};
 
 /// The part of a response that tells of limits. Numbers are as announced, so a caller bounds them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Announcement {
     /// The upstream refused the call because of a limit: 429, or 503 with `Retry-After`.
     pub(super) is_refusal: bool,
@@ -23,8 +27,11 @@ pub(super) struct Announcement {
     pub(super) remaining: Option<u64>,
     /// Nothing tells what remains. It is the quota of a policy, and the reset is its whole window.
     pub(super) is_policy: bool,
-    /// Of such policies, the least quota: no more calls are sent at once.
-    pub(super) at_once: Option<u64>,
+    /// The least quota of the policies of which nothing tells what remains, and its window: no more calls are sent at
+    /// once.
+    pub(super) at_once: Option<(u64, Duration)>,
+    /// The quotas of all policies in `RateLimit-Policy`, and in `RateLimit-Limit`.
+    pub(super) quotas: Vec<u64>,
     /// Time until the window ends.
     pub(super) reset: Option<Duration>,
     pub(super) retry_after: Option<Duration>,
@@ -32,9 +39,6 @@ pub(super) struct Announcement {
 
 /// The prefixes of the three fields of earlier drafts, and of their older forms.
 const PREFIXES: [&str; 3] = ["ratelimit-", "x-ratelimit-", "x-rate-limit-"];
-
-/// A reset of more seconds than that, some 30 years, is a time of day.
-const LONGEST_RESET: u64 = 1_000_000_000;
 
 impl Announcement {
     pub(super) fn of(status: StatusCode, headers: &HeaderMap) -> Self {
@@ -53,17 +57,20 @@ impl Announcement {
             retry_after,
             ..Self::default()
         };
-        let policies = said.read_structured(headers);
+        let (policies, mut unreported) = said.read_structured(headers);
         for prefix in PREFIXES {
             said.read_triple(prefix, headers, now);
+            unreported.extend(policies_of_limit(prefix, headers));
         }
+        said.quotas.extend(unreported.iter().map(|(quota, _)| quota));
         said.is_policy = said.remaining.is_none();
         let policy = if said.is_policy {
             // A quota without a time is no limit that can be kept to.
             let timed = || policies.iter().filter(|policy| policy.window.is_some());
-            said.at_once = timed().map(|policy| policy.quota).min();
+            said.at_once = timed().filter_map(|policy| Some((policy.quota, policy.window?))).min();
             timed().min_by(|one, other| one.compare_rate(other))
         } else {
+            said.at_once = unreported.into_iter().filter(|(quota, _)| Some(*quota) != said.limit).min();
             policies.iter().find(|policy| Some(policy.quota) == said.limit).or(policies.first())
         };
         if let Some(policy) = policy {
@@ -95,18 +102,21 @@ impl Announcement {
     }
 
     /// Reads `RateLimit` and `RateLimit-Policy`. Of several policies, the one with the least
-    /// remaining counts. Returns the policies that may be in
-    /// force, the most likely first. Policies that limit something else than requests are left out.
-    fn read_structured(&mut self, headers: &HeaderMap) -> Vec<Policy> {
+    /// remaining counts. Returns the policies that may be in force, the most likely first, and the quotas and windows
+    /// of those of which nothing tells what remains. Policies that limit something else than requests are left out.
+    fn read_structured(&mut self, headers: &HeaderMap) -> (Vec<Policy>, Vec<(u64, Duration)>) {
         let (counted, others): (Vec<_>, Vec<_>) = lists(headers, "ratelimit-policy").partition(counts_requests);
         let mut policies: Vec<Policy> = counted.iter().filter_map(Policy::of).collect();
         let others: HashSet<String> = others.iter().filter_map(name).collect();
         let is_other = |name: &Option<String>| name.as_ref().is_some_and(|name| others.contains(name));
         policies.sort_by_key(|policy| policy.quota);
+        self.quotas = policies.iter().map(|policy| policy.quota).collect();
+        let mut reported = HashSet::new();
         let mut least: Option<(u64, Option<Duration>, Option<String>)> = None;
         for item in lists(headers, "ratelimit").filter(|item| !is_other(&name(item))) {
             let Some(remaining) = number(&item.params, "r") else { continue };
             let reset = number(&item.params, "t").map(Duration::from_secs);
+            reported.extend(name(&item));
             let (name, order) = (name(&item), |remaining: u64, reset: Option<Duration>| {
                 (remaining, u64::MAX - reset.unwrap_or_default().as_secs())
             });
@@ -114,6 +124,9 @@ impl Announcement {
                 least = Some((remaining, reset, name));
             }
         }
+        let is_reported = |policy: &&Policy| policy.name.as_ref().is_some_and(|name| reported.contains(name));
+        let unreported = policies.iter().filter(|policy| !is_reported(policy));
+        let unreported = unreported.filter_map(|policy| Some((policy.quota, policy.window?))).collect();
         if let Some((remaining, reset, name)) = least {
             (self.remaining, self.reset) = (Some(remaining), reset);
             policies.sort_by_key(|policy| policy.name != name);
@@ -133,10 +146,10 @@ impl Announcement {
             (self.limit, self.remaining) = (numbers("limit").min(), numbers("remaining").min());
             self.reset = numbers("reset").max().map(Duration::from_secs);
         }
-        policies
+        (policies, unreported)
     }
 
-    /// Reads three fields such as `X-RateLimit-Limit`. Fields that are known already stay. Of several
+    /// Reads three fields such as `X-RateLimit-Limit`, if they are stricter than what is known already. Of several
     /// values, the least number of calls and the longest time count.
     fn read_triple(&mut self, prefix: &str, headers: &HeaderMap, now: SystemTime) {
         let values =
@@ -147,129 +160,27 @@ impl Announcement {
         let least = |name| values(name).into_iter().map(whole).min();
         // A refusal may tell no more than when to come again.
         let tells_time = || !values("reset").is_empty() || !values("reset-after").is_empty();
-        let none = || (self.is_refusal && tells_time()).then_some(0);
-        let Some(remaining) = least("remaining").or_else(none).filter(|_| self.remaining.is_none()) else { return };
+        let none = || (self.is_refusal && self.remaining.is_none() && tells_time()).then_some(0);
+        let Some(remaining) = least("remaining").or_else(none) else { return };
+        let after = values("reset-after").into_iter().map(seconds).max();
+        let reset = after.or_else(|| values("reset").into_iter().map(|number| reset_of(number, now)).max());
+        let is_known = |known: u64| known < remaining || known == remaining && self.reset >= reset;
+        if self.remaining.is_some_and(is_known) {
+            return;
+        }
         self.remaining = Some(remaining);
         // In `100, 10;w=1, 1000;w=3600` the first is the limit, and the others are policies.
         let limit = texts(headers, &format!("{prefix}limit")).flat_map(|text| text.split(','));
         let limit = limit.filter(|part| !part.contains(';')).flat_map(decimals).map(whole).min();
         self.limit = limit.or_else(|| least("limit")).or(self.limit);
-        let after = values("reset-after").into_iter().map(seconds).max();
-        let reset = || values("reset").into_iter().map(|number| reset_of(number, now)).max();
-        self.reset = after.or_else(reset).or(self.reset);
+        self.reset = reset.or(self.reset);
     }
-}
-
-/// One policy of `RateLimit-Policy`.
-#[derive(Debug)]
-struct Policy {
-    name: Option<String>,
-    quota: u64,
-    window: Option<Duration>,
-}
-
-impl Policy {
-    /// `"item";q=100;w=60`, or `100;w=60` in draft 7.
-    fn of(item: &Item) -> Option<Self> {
-        let quota = number(&item.params, "q").or_else(|| whole(&item.bare_item))?;
-        let window = number(&item.params, "w").filter(|window| *window > 0).map(Duration::from_secs);
-        Some(Self { name: name(item), quota, window })
-    }
-
-    /// The slower one is less.
-    fn compare_rate(&self, other: &Self) -> Ordering {
-        let window = |policy: &Self| u128::from(policy.window.unwrap_or_default().as_secs());
-        (u128::from(self.quota) * window(other)).cmp(&(u128::from(other.quota) * window(self)))
-    }
-}
-
-/// Whether a policy limits requests, and not bytes or concurrent requests (its quota unit, draft 11).
-fn counts_requests(item: &Item) -> bool {
-    match item.params.get("qu") {
-        None => true,
-        Some(BareItem::String(unit)) => unit.as_str() == "requests",
-        Some(_) => false,
-    }
-}
-
-fn name(item: &Item) -> Option<String> {
-    match &item.bare_item {
-        BareItem::String(name) => Some(name.as_str().to_owned()),
-        BareItem::Token(name) => Some(name.as_str().to_owned()),
-        _ => None,
-    }
-}
-
-/// The items of all lists in fields of this name. A malformed field has none.
-fn lists<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = Item> + use<'a> {
-    let fields = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
-    fields.flat_map(|text| Parser::new(text).parse::<List>().unwrap_or_default()).filter_map(|entry| match entry {
-        ListEntry::Item(item) => Some(item),
-        ListEntry::InnerList(_) => None,
-    })
-}
-
-fn dictionary(text: &str) -> Option<Dictionary> {
-    Parser::new(text).parse().ok()
-}
-
-fn number(parameters: &Parameters, name: &str) -> Option<u64> {
-    whole(parameters.get(name)?)
-}
-
-/// An integer; a negative one counts as 0.
-fn whole(item: &BareItem) -> Option<u64> {
-    match item {
-        BareItem::Integer(number) => Some(u64::try_from(i64::from(*number)).unwrap_or(0)),
-        _ => None,
-    }
-}
-
-/// The values of a field. It may come several times.
-fn texts<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> + use<'a> {
-    headers.get_all(name).into_iter().filter_map(|value| Some(value.to_str().ok()?.trim()))
-}
-
-/// The numbers of a field, such as `100, 100;w=60`. A negative one counts as 0.
-fn decimals(text: &str) -> impl Iterator<Item = f64> {
-    text.split(',').filter_map(|part| {
-        let number = part.split(';').next().unwrap_or_default().trim();
-        let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
-        number.parse::<f64>().ok().filter(|number| is_number && !number.is_nan()).map(|number| number.max(0.0))
-    })
-}
-
-fn seconds(number: f64) -> Duration {
-    Duration::try_from_secs_f64(number).unwrap_or(Duration::MAX)
-}
-
-/// Seconds, or a time of day in seconds or milliseconds.
-fn reset_of(number: f64, now: SystemTime) -> Duration {
-    let number = seconds(number);
-    if number.as_secs() <= LONGEST_RESET {
-        return number;
-    }
-    let time = if number.as_secs() > 1000 * LONGEST_RESET { number / 1000 } else { number };
-    time.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
-/// Seconds, or a date; one in the past is no wait. Some servers send a fraction, which no standard allows.
-fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
-    }
-    if text.starts_with(|first: char| first.is_ascii_digit())
-        && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
-        && let Ok(number) = text.parse()
-    {
-        return Some(seconds(number));
-    }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(now).unwrap_or_default())
 }
 
 #[cfg(all(test, not(model_check)))]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use http::HeaderName;
     use proptest::prelude::*;
 
@@ -346,8 +257,36 @@ mod tests {
             let (limit, remaining, reset) = expected;
             let fields = [("RateLimit-Policy", fields)];
             assert_eq!(numbers(&fields), (Some(limit), Some(remaining), Some(reset)));
-            assert_eq!(said(200, &fields).at_once, Some(at_once));
+            assert_eq!(said(200, &fields).at_once.map(|(quota, _)| quota), Some(at_once));
         }
+    }
+
+    #[test]
+    fn a_policy_of_which_nothing_tells_what_remains_bounds_the_calls_at_once() {
+        let ten = Some((10, Duration::from_secs(1)));
+        let burst = "\"burst\";q=10;w=1, \"day\";q=1000;w=86400";
+        for (fields, at_once) in [
+            (&[("RateLimit-Policy", burst), ("RateLimit", "\"day\";r=700;t=4000")][..], ten),
+            (&[("RateLimit-Policy", burst), ("RateLimit", "\"day\";r=700;t=4000, \"burst\";r=9;t=1")], None),
+            (&[("RateLimit-Policy", "\"day\";q=9;w=9"), ("RateLimit", "\"day\";r=7;t=4")], None),
+            (&[("RateLimit-Policy", "100;w=60, 10;w=1"), ("RateLimit", "limit=100, remaining=50, reset=30")], ten),
+            (&[("RateLimit-Limit", "100, 10;w=1"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")], ten),
+            (&[("RateLimit-Limit", "100, 100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")], None),
+        ] {
+            assert_eq!(said(200, fields).at_once, at_once, "{fields:?}");
+        }
+    }
+
+    /// A gateway in front of an application, for example.
+    #[test]
+    fn of_two_dialects_the_stricter_one_counts() {
+        let gateway = [("RateLimit-Remaining", "500"), ("RateLimit-Reset", "60")];
+        let application = [("X-RateLimit-Remaining", "0"), ("X-RateLimit-Reset", "30")];
+        assert_eq!(numbers(&[gateway, application].concat()), (None, Some(0), Some(30)));
+        assert_eq!(numbers(&[application, gateway].concat()), (None, Some(0), Some(30)));
+        let structured = [("RateLimit", "\"item\";r=0;t=9")];
+        assert_eq!(numbers(&[&structured[..], &application].concat()), (None, Some(0), Some(30)));
+        assert_eq!(numbers(&[&structured[..], &gateway].concat()), (None, Some(0), Some(9)));
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Attempts {
             .is_some_and(|Response { said, .. }| said.is_refusal && state.pause_of(said) >= FIRST_BACKOFF)
             && state.are_counted();
         if let Some(Response { said, .. }) = &response {
-            self.learn(admission, *said).await;
+            self.learn(admission, said.clone()).await;
         } else {
             drop(admission);
         }

@@ -49,8 +49,10 @@
 //!   may count them there. As some may never have arrived, such a window is cut to 31 seconds, and one call
 //!   of it is kept for the next probe.
 //! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
-//!   what a response announces if that is less. If the limit itself falls, the difference is taken off once.
-//!   A higher limit applies from the next window on.
+//!   what a response announces if that is less. If the limit itself falls, the difference is taken off once, unless
+//!   the response still lists the quota of the window among its policies.
+//!   A higher limit applies from the next window on. What a response tells counts until the window ends, also if its
+//!   own reset comes earlier.
 //! - **After a refusal**, all processes pause within one round trip to the store. A refusal is 429, with or
 //!   without `Retry-After`, or 503 with `Retry-After`. The pause lasts for `Retry-After`, or else, if no
 //!   call remains, until the announced reset, or else for a second. Then one call probes.
@@ -76,7 +78,9 @@
 //! | `X-RateLimit-*`, `X-Rate-Limit-*` | the reset in seconds, or as a time of day; also `-Reset-After` |
 //! | `Retry-After` | seconds, or a date |
 //!
-//! Of a field that comes several times, the least number of calls and the longest time count. A
+//! Of a field that comes several times, the least number of calls and the longest time count; of several kinds of
+//! fields, the kind with the least number of calls. Of a policy that is listed, but without what remains of it
+//! (in `RateLimit-Policy`, or as `10;w=1` in `RateLimit-Limit`), no more than its quota is sent in its time. A
 //! `RateLimit-Policy` without `RateLimit` opens a window with the quota `q` for the time `w`; without `w` it is
 //! ignored. Of several, the slowest one counts, and no more calls are sent at once than the least `q` allows. For that,
 //! and if `longest_pause` is shorter than `w`, the window is cut, and `q` in proportion.
@@ -151,6 +155,7 @@ mod announcement;
 mod attempts;
 mod config;
 mod counters;
+mod fields;
 mod layer;
 #[cfg(feature = "reqwest-middleware")]
 mod middleware;

@@ -413,10 +413,12 @@ impl UpstreamState {
             Some(remaining) => (remaining, said.length().unwrap_or(UNSAID)),
             None => (MOST, UNANNOUNCED),
         };
-        let (announced, mut length) = if said.is_policy {
-            part_of_policy(announced, said.at_once.unwrap_or(MOST).min(MOST), length, longest)
-        } else {
-            (announced, length.min(longest))
+        let most = said.at_once.map_or(MOST, |(quota, _)| quota.min(MOST));
+        let (announced, mut length) = match said.at_once {
+            _ if said.is_policy => part_of_policy(announced, most, length, longest),
+            // The probe has taken one.
+            Some((quota, window)) if quota <= announced => (quota.saturating_sub(1), length.min(window).min(longest)),
+            _ => (announced, length.min(longest)),
         };
         // Without a limit, a later one says nothing of what remains.
         let limit = said.limit.unwrap_or(if said.is_announced() { 0 } else { MOST }).min(MOST);
@@ -454,7 +456,8 @@ impl UpstreamState {
     async fn follow(&self, ends: Duration, said: &Announcement) -> Result<(), RequestPerMinute> {
         let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
         let mut lowered = Ok(());
-        if let Some(limit) = said.limit.filter(|limit| *limit < window.limit) {
+        // A response may tell of another policy than that of the window, which it then lists.
+        if let Some(limit) = said.limit.filter(|limit| *limit < window.limit && !said.quotas.contains(&window.limit)) {
             self.change(ends, |seen| seen.limit = seen.limit.min(limit));
             lowered = self.lower_limit(limit).await;
         }

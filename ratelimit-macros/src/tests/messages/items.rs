@@ -157,6 +157,7 @@ fn an_argument_with_another_value_at_the_limit() {
             for key in [
                 "name[..id]",
                 "name[..=id]",
+                "name[..(id != x) as usize]",
                 "format!(\"{id}\")",
                 "format!(\"{{ {id:?}\")",
                 "format!(\"{:1$}{:id$}\", 1)",
@@ -166,6 +167,8 @@ fn an_argument_with_another_value_at_the_limit() {
             }
             for key in [
                 "name.id",
+                "id!(x)",
+                "id![x]",
                 "name[..a.id]",
                 "format!(\"{ids}{grid} id\")",
                 "format!(\"{:grid$}\", 1)",
