@@ -27,11 +27,12 @@ pub(super) struct Announcement {
     pub(super) remaining: Option<u64>,
     /// Nothing tells what remains. It is the quota of a policy, and the reset is its whole window.
     pub(super) is_policy: bool,
-    /// The least quota of the policies of which nothing tells what remains, and its window: no more calls are sent at
-    /// once.
-    pub(super) at_once: Option<(u64, Duration)>,
-    /// The quotas of all policies in `RateLimit-Policy`, and in `RateLimit-Limit`.
-    pub(super) quotas: Vec<u64>,
+    /// The least quota of the policies of which nothing tells what remains: no more calls are sent at once.
+    pub(super) at_once: Option<u64>,
+    /// The slowest of these policies beside one that tells: its quota and window.
+    pub(super) slowest: Option<(u64, Duration)>,
+    /// The limits in all fields, and the quotas of all policies.
+    pub(super) limits: Vec<u64>,
     /// Time until the window ends.
     pub(super) reset: Option<Duration>,
     pub(super) retry_after: Option<Duration>,
@@ -62,15 +63,18 @@ impl Announcement {
             said.read_triple(prefix, headers, now);
             unreported.extend(policies_of_limit(prefix, headers));
         }
-        said.quotas.extend(unreported.iter().map(|(quota, _)| quota));
+        said.limits.extend(unreported.iter().map(|policy| policy.quota));
         said.is_policy = said.remaining.is_none();
         let policy = if said.is_policy {
             // A quota without a time is no limit that can be kept to.
             let timed = || policies.iter().filter(|policy| policy.window.is_some());
-            said.at_once = timed().filter_map(|policy| Some((policy.quota, policy.window?))).min();
+            said.at_once = timed().map(|policy| policy.quota).min();
             timed().min_by(|one, other| one.compare_rate(other))
         } else {
-            said.at_once = unreported.into_iter().filter(|(quota, _)| Some(*quota) != said.limit).min();
+            let others = || unreported.iter().filter(|policy| Some(policy.quota) != said.limit);
+            said.at_once = others().map(|policy| policy.quota).min();
+            let slowest = others().min_by(|one, other| one.compare_rate(other));
+            said.slowest = slowest.and_then(|policy| Some((policy.quota, policy.window?)));
             policies.iter().find(|policy| Some(policy.quota) == said.limit).or(policies.first())
         };
         if let Some(policy) = policy {
@@ -101,16 +105,16 @@ impl Announcement {
         self.remaining.is_some()
     }
 
-    /// Reads `RateLimit` and `RateLimit-Policy`. Of several policies, the one with the least
-    /// remaining counts. Returns the policies that may be in force, the most likely first, and the quotas and windows
-    /// of those of which nothing tells what remains. Policies that limit something else than requests are left out.
-    fn read_structured(&mut self, headers: &HeaderMap) -> (Vec<Policy>, Vec<(u64, Duration)>) {
+    /// Reads `RateLimit` and `RateLimit-Policy`. Of several policies, the one with the least remaining counts. Returns
+    /// the policies that may be in force, the most likely first, and those with a window of which nothing tells what
+    /// remains. Policies that limit something else than requests are left out.
+    fn read_structured(&mut self, headers: &HeaderMap) -> (Vec<Policy>, Vec<Policy>) {
         let (counted, others): (Vec<_>, Vec<_>) = lists(headers, "ratelimit-policy").partition(counts_requests);
         let mut policies: Vec<Policy> = counted.iter().filter_map(Policy::of).collect();
         let others: HashSet<String> = others.iter().filter_map(name).collect();
         let is_other = |name: &Option<String>| name.as_ref().is_some_and(|name| others.contains(name));
         policies.sort_by_key(|policy| policy.quota);
-        self.quotas = policies.iter().map(|policy| policy.quota).collect();
+        self.limits = policies.iter().map(|policy| policy.quota).collect();
         let mut reported = HashSet::new();
         let mut least: Option<(u64, Option<Duration>, Option<String>)> = None;
         for item in lists(headers, "ratelimit").filter(|item| !is_other(&name(item))) {
@@ -125,8 +129,8 @@ impl Announcement {
             }
         }
         let is_reported = |policy: &&Policy| policy.name.as_ref().is_some_and(|name| reported.contains(name));
-        let unreported = policies.iter().filter(|policy| !is_reported(policy));
-        let unreported = unreported.filter_map(|policy| Some((policy.quota, policy.window?))).collect();
+        let unreported = policies.iter().filter(|policy| !is_reported(policy) && policy.window.is_some());
+        let unreported = unreported.cloned().collect();
         if let Some((remaining, reset, name)) = least {
             (self.remaining, self.reset) = (Some(remaining), reset);
             policies.sort_by_key(|policy| policy.name != name);
@@ -145,6 +149,7 @@ impl Announcement {
             };
             (self.limit, self.remaining) = (numbers("limit").min(), numbers("remaining").min());
             self.reset = numbers("reset").max().map(Duration::from_secs);
+            self.limits.extend(self.limit);
         }
         (policies, unreported)
     }
@@ -164,15 +169,17 @@ impl Announcement {
         let Some(remaining) = least("remaining").or_else(none) else { return };
         let after = values("reset-after").into_iter().map(seconds).max();
         let reset = after.or_else(|| values("reset").into_iter().map(|number| reset_of(number, now)).max());
+        // In `100, 10;w=1, 1000;w=3600` the first is the limit, and the others are policies.
+        let limit = texts(headers, &format!("{prefix}limit")).flat_map(|text| text.split(','));
+        let limit = limit.filter(|part| !part.contains(';')).flat_map(decimals).map(whole).min();
+        let limit = limit.or_else(|| least("limit"));
+        self.limits.extend(limit);
         let is_known = |known: u64| known < remaining || known == remaining && self.reset >= reset;
         if self.remaining.is_some_and(is_known) {
             return;
         }
         self.remaining = Some(remaining);
-        // In `100, 10;w=1, 1000;w=3600` the first is the limit, and the others are policies.
-        let limit = texts(headers, &format!("{prefix}limit")).flat_map(|text| text.split(','));
-        let limit = limit.filter(|part| !part.contains(';')).flat_map(decimals).map(whole).min();
-        self.limit = limit.or_else(|| least("limit")).or(self.limit);
+        self.limit = limit.or(self.limit);
         self.reset = reset.or(self.reset);
     }
 }
@@ -257,13 +264,13 @@ mod tests {
             let (limit, remaining, reset) = expected;
             let fields = [("RateLimit-Policy", fields)];
             assert_eq!(numbers(&fields), (Some(limit), Some(remaining), Some(reset)));
-            assert_eq!(said(200, &fields).at_once.map(|(quota, _)| quota), Some(at_once));
+            assert_eq!(said(200, &fields).at_once, Some(at_once));
         }
     }
 
     #[test]
     fn a_policy_of_which_nothing_tells_what_remains_bounds_the_calls_at_once() {
-        let ten = Some((10, Duration::from_secs(1)));
+        let ten = Some(10);
         let burst = "\"burst\";q=10;w=1, \"day\";q=1000;w=86400";
         for (fields, at_once) in [
             (&[("RateLimit-Policy", burst), ("RateLimit", "\"day\";r=700;t=4000")][..], ten),
@@ -273,8 +280,13 @@ mod tests {
             (&[("RateLimit-Limit", "100, 10;w=1"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")], ten),
             (&[("RateLimit-Limit", "100, 100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")], None),
         ] {
-            assert_eq!(said(200, fields).at_once, at_once, "{fields:?}");
+            let said = said(200, fields);
+            assert_eq!(said.at_once, at_once, "{fields:?}");
+            assert_eq!(said.slowest, at_once.map(|quota| (quota, Duration::from_secs(1))), "{fields:?}");
         }
+        let three = ("RateLimit-Policy", "\"burst\";q=10;w=1, \"hour\";q=100;w=3600, \"day\";q=1000;w=86400");
+        let said = said(200, &[three, ("RateLimit", "\"day\";r=700;t=4000")]);
+        assert_eq!((said.at_once, said.slowest), (Some(10), Some((100, Duration::from_secs(3600)))));
     }
 
     /// A gateway in front of an application, for example.
@@ -287,6 +299,9 @@ mod tests {
         let structured = [("RateLimit", "\"item\";r=0;t=9")];
         assert_eq!(numbers(&[&structured[..], &application].concat()), (None, Some(0), Some(30)));
         assert_eq!(numbers(&[&structured[..], &gateway].concat()), (None, Some(0), Some(9)));
+        let limits = [("RateLimit-Limit", "1000"), ("X-RateLimit-Limit", "100")];
+        let both = said(200, &[&limits[..], &gateway, &application].concat());
+        assert_eq!((both.limit, both.limits), (Some(100), vec![1000, 100]));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 const LONGEST_RESET: u64 = 1_000_000_000;
 
 /// One policy of `RateLimit-Policy`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Policy {
     pub(super) name: Option<String>,
     pub(super) quota: u64,
@@ -34,10 +34,10 @@ impl Policy {
     }
 }
 
-/// The policies in a field such as `RateLimit-Limit: 100, 10;w=1`: their quotas and windows.
-pub(super) fn policies_of_limit(prefix: &str, headers: &HeaderMap) -> Vec<(u64, Duration)> {
+/// The policies in a field such as `RateLimit-Limit: 100, 10;w=1`.
+pub(super) fn policies_of_limit(prefix: &str, headers: &HeaderMap) -> impl Iterator<Item = Policy> {
     let policies = lists(headers, &format!("{prefix}limit")).filter_map(|item| Policy::of(&item));
-    policies.filter_map(|policy| Some((policy.quota, policy.window?))).collect()
+    policies.filter(|policy| policy.window.is_some()).collect::<Vec<_>>().into_iter()
 }
 
 /// Whether a policy limits requests, and not bytes or concurrent requests (its quota unit, draft 11).

@@ -49,8 +49,8 @@
 //!   may count them there. As some may never have arrived, such a window is cut to 31 seconds, and one call
 //!   of it is kept for the next probe.
 //! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
-//!   what a response announces if that is less. If the limit itself falls, the difference is taken off once, unless
-//!   the response still lists the quota of the window among its policies.
+//!   what a response announces if that is less. If the limit itself falls, the difference is taken off once;
+//!   of several limits in a response, the largest counts for that.
 //!   A higher limit applies from the next window on. What a response tells counts until the window ends, also if its
 //!   own reset comes earlier.
 //! - **After a refusal**, all processes pause within one round trip to the store. A refusal is 429, with or
@@ -79,8 +79,9 @@
 //! | `Retry-After` | seconds, or a date |
 //!
 //! Of a field that comes several times, the least number of calls and the longest time count; of several kinds of
-//! fields, the kind with the least number of calls. Of a policy that is listed, but without what remains of it
-//! (in `RateLimit-Policy`, or as `10;w=1` in `RateLimit-Limit`), no more than its quota is sent in its time. A
+//! fields, the kind with the least number of calls. A policy may be listed without what remains of it (in
+//! `RateLimit-Policy`, or as `10;w=1` in `RateLimit-Limit`). Then windows are cut so that the slowest of these is
+//! kept, and no more calls are sent at once than the least of their quotas. A
 //! `RateLimit-Policy` without `RateLimit` opens a window with the quota `q` for the time `w`; without `w` it is
 //! ignored. Of several, the slowest one counts, and no more calls are sent at once than the least `q` allows. For that,
 //! and if `longest_pause` is shorter than `w`, the window is cut, and `q` in proportion.
@@ -162,6 +163,7 @@ mod middleware;
 #[cfg(all(test, not(model_check)))]
 mod tests;
 mod upstream;
+mod window;
 
 pub use self::{
     config::{Outgoing, OutgoingRequest},

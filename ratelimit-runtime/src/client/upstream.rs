@@ -14,6 +14,7 @@ use tokio::sync::{self, Notify};
 use super::{
     announcement::Announcement,
     counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
+    window::UNSAID,
 };
 use crate::{
     Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, background::FinishOnDrop, decision::Outcome,
@@ -21,10 +22,6 @@ use crate::{
 };
 
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
-/// The wait after a refusal that says nothing, and the length of a window without an end.
-const UNSAID: Duration = Duration::from_secs(1);
-/// The time for which calls are not limited, after a response that announces nothing.
-const UNANNOUNCED: Duration = Duration::from_secs(10);
 /// The time after a window for which a response without fields is not taken for the upstream's.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// A waiting process looks again after this time, as another one may have learnt of a new window.
@@ -405,21 +402,7 @@ impl UpstreamState {
         if self.is_paused().await? {
             return Ok(());
         }
-        let longest = self.longest_pause.min(LONGEST_WINDOW);
-        let (announced, length) = match said.remaining {
-            Some(remaining) if said.is_policy => (remaining, said.length().unwrap_or(UNSAID)),
-            // A larger number does not fit the counter, so it is asked for again and again.
-            Some(remaining) if remaining > MOST => (MOST, said.length().unwrap_or(UNSAID).min(UNANNOUNCED)),
-            Some(remaining) => (remaining, said.length().unwrap_or(UNSAID)),
-            None => (MOST, UNANNOUNCED),
-        };
-        let most = said.at_once.map_or(MOST, |(quota, _)| quota.min(MOST));
-        let (announced, mut length) = match said.at_once {
-            _ if said.is_policy => part_of_policy(announced, most, length, longest),
-            // The probe has taken one.
-            Some((quota, window)) if quota <= announced => (quota.saturating_sub(1), length.min(window).min(longest)),
-            _ => (announced, length.min(longest)),
-        };
+        let (announced, mut length) = said.window(self.longest_pause.min(LONGEST_WINDOW));
         // Without a limit, a later one says nothing of what remains.
         let limit = said.limit.unwrap_or(if said.is_announced() { 0 } else { MOST }).min(MOST);
         self.counters.reset(&CREDITS).await?;
@@ -456,8 +439,9 @@ impl UpstreamState {
     async fn follow(&self, ends: Duration, said: &Announcement) -> Result<(), RequestPerMinute> {
         let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
         let mut lowered = Ok(());
-        // A response may tell of another policy than that of the window, which it then lists.
-        if let Some(limit) = said.limit.filter(|limit| *limit < window.limit && !said.quotas.contains(&window.limit)) {
+        // The next response may tell of another policy, or in another field. It also lists that of the window.
+        let limit = said.limit.map(|limit| said.limits.iter().copied().fold(limit, u64::max));
+        if let Some(limit) = limit.filter(|limit| *limit < window.limit) {
             self.change(ends, |seen| seen.limit = seen.limit.min(limit));
             lowered = self.lower_limit(limit).await;
         }
@@ -574,43 +558,8 @@ impl UpstreamState {
     }
 }
 
-/// The part of a policy's quota for a window that is cut short, and its length: nothing else tells what remains.
-/// `most`: calls at once.
-fn part_of_policy(announced: u64, most: u64, length: Duration, longest: Duration) -> (u64, Duration) {
-    // The probe has taken one of the quota.
-    let (quota, most) = (u128::from(announced) + 1, u128::from(most.max(1)));
-    let cut = length.min(longest);
-    let part = quota * cut.as_millis() / length.as_millis();
-    let (part, cut_ms) =
-        if part > most { (most, (length.as_millis() * most).div_ceil(quota)) } else { (part, cut.as_millis()) };
-    let to_u64 = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    (to_u64(part).saturating_sub(1), Duration::from_millis(to_u64(cut_ms)))
-}
-
 /// For a call that would have to wait for this time: one call may probe then.
 fn refusal(wait: Duration) -> RequestPerMinute {
     let rule = Rule::new("client-wait", 1, Duration::from_secs(wait.as_secs() + 1));
     RequestPerMinute::exceeded(&rule, 1, &Outcome::of_denial(&Decision::new(1, 0, wait, Some(wait))))
-}
-
-#[cfg(all(test, not(model_check)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_window_of_a_policy_is_cut_in_proportion() {
-        const SECOND: Duration = Duration::from_secs(1);
-        for (announced, most, length, expected) in [
-            (99, MOST, 60, (99, 60 * SECOND)),
-            (99, MOST, 600, (49, 300 * SECOND)),
-            (99, 10, 60, (9, 6 * SECOND)),
-            (17_999, 10, 3600, (9, 2 * SECOND)), // 5 a second, and 10 at once
-            (9_999_999, MOST, 2_592_000, (1156, 300 * SECOND)),
-            (2 * MOST - 1, MOST, 10, (MOST - 1, 5 * SECOND)),
-            (4, MOST, 3600, (0, 300 * SECOND)),
-            (u64::MAX - 1, MOST, 300, (MOST - 1, Duration::from_millis(1))),
-        ] {
-            assert_eq!(part_of_policy(announced, most, length * SECOND, 300 * SECOND), expected);
-        }
-    }
 }

@@ -112,3 +112,22 @@ fn the_last_callers_to_be_admitted_leave_no_queue_busy() {
     assert_eq!(world.queues.waited_for(&charges, world.queues.ticket()), None);
     assert!(world.queues.shared.all_busy().all(|count| count.load(Ordering::Relaxed) == 0));
 }
+
+/// A refund at the store, for example, of a call that another slot has refused.
+#[test]
+fn a_local_denial_is_not_asked_for_again_at_once_after_a_change() {
+    let (world, rule) = (World::new().shared(), Rule::new("item", 1, HOUR));
+    let charges = [charge_of(&rule, 1, 1)];
+    ask(&world, &charges);
+    for is_local in [true, false] {
+        let waits = join(&world, &charges);
+        assert!(is_asking(&waits));
+        world.queues.changed(&charges[0].counter);
+        let mut denied = ask(&world, &charges);
+        denied.counters[0].is_local = is_local;
+        waits.refused(&denied);
+        assert_eq!(is_asking(&waits), !is_local);
+        world.clock.advance(Duration::from_secs(1));
+        assert!(is_asking(&waits));
+    }
+}

@@ -268,7 +268,8 @@ impl WaitState {
                 queue.learn(counter, answer.sent_at, now, round_trip, is_shared);
                 // The ban is over, unless the refusal below is one.
                 queue.latest_refusal.take_if(|refusal| refusal.cause() == Cause::Banned);
-                if has_changed(counter.id) {
+                // A change at the store says nothing of what remains in this process.
+                if has_changed(counter.id) && !counter.is_local {
                     queue.probe_at = Duration::ZERO;
                 }
             }

@@ -40,12 +40,15 @@ async fn a_failure_in_another_slot_leaves_no_cached_denial() {
 async fn a_waiting_caller_gets_a_charge_that_another_slot_has_refused() {
     let (cluster, limiter, [first, second]) = two_slots().await;
     let rule = hourly(1, FIXED);
-    let near = cluster.proxy(cluster.primary_of(name(&rule, first)));
-    near.set(Mode::Delay(200 * MS));
+    let node = cluster.primary_of(name(&rule, first));
+    let (server, near) = (cluster.node(node), cluster.proxy(node));
+    let before = script_calls(server);
+    near.set(Mode::Delay(400 * MS));
     let both = acquire_both(&limiter, rule, [first, second]);
-    sleep(300 * MS).await; // all fits at the servers; the answer arrives after 400 ms, and the charge after 600 ms
+    let are_run = async |calls| eventually("its scripts", async || script_calls(server) == before + calls).await;
+    are_run(1).await; // all fits; the answer takes 400 ms, and the charge as long
     limiter.acquire(&rule, second).await.unwrap();
-    sleep(200 * MS).await;
+    are_run(2).await;
     let waits = acquire_within(&limiter, rule, first); // behind the charge, and ahead of its refund
     exceeded(both.await.unwrap());
     near.set(Mode::Pass);
