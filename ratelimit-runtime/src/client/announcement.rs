@@ -59,8 +59,9 @@ impl Announcement {
             ..Self::default()
         };
         let (policies, mut unreported) = said.read_structured(headers);
+        let mut told: Vec<u64> = said.limit.into_iter().collect();
         for prefix in PREFIXES {
-            said.read_triple(prefix, headers, now);
+            told.extend(said.read_triple(prefix, headers, now));
             unreported.extend(policies_of_limit(prefix, headers));
         }
         said.limits.extend(unreported.iter().map(|policy| policy.quota));
@@ -71,7 +72,7 @@ impl Announcement {
             said.at_once = timed().map(|policy| policy.quota).min();
             timed().min_by(|one, other| one.compare_rate(other))
         } else {
-            let others = || unreported.iter().filter(|policy| Some(policy.quota) != said.limit);
+            let others = || unreported.iter().filter(|policy| !told.contains(&policy.quota));
             said.at_once = others().map(|policy| policy.quota).min();
             let slowest = others().min_by(|one, other| one.compare_rate(other));
             said.slowest = slowest.and_then(|policy| Some((policy.quota, policy.window?)));
@@ -155,8 +156,8 @@ impl Announcement {
     }
 
     /// Reads three fields such as `X-RateLimit-Limit`, if they are stricter than what is known already. Of several
-    /// values, the least number of calls and the longest time count.
-    fn read_triple(&mut self, prefix: &str, headers: &HeaderMap, now: SystemTime) {
+    /// values, the least number of calls and the longest time count. Returns the limit of which they tell what remains.
+    fn read_triple(&mut self, prefix: &str, headers: &HeaderMap, now: SystemTime) -> Option<u64> {
         let values =
             |name: &str| -> Vec<f64> { texts(headers, &format!("{prefix}{name}")).flat_map(decimals).collect() };
         // Not rounded up: half a call is none.
@@ -166,7 +167,7 @@ impl Announcement {
         // A refusal may tell no more than when to come again.
         let tells_time = || !values("reset").is_empty() || !values("reset-after").is_empty();
         let none = || (self.is_refusal && self.remaining.is_none() && tells_time()).then_some(0);
-        let Some(remaining) = least("remaining").or_else(none) else { return };
+        let remaining = least("remaining").or_else(none)?;
         let after = values("reset-after").into_iter().map(seconds).max();
         let reset = after.or_else(|| values("reset").into_iter().map(|number| reset_of(number, now)).max());
         // In `100, 10;w=1, 1000;w=3600` the first is the limit, and the others are policies.
@@ -175,12 +176,12 @@ impl Announcement {
         let limit = limit.or_else(|| least("limit"));
         self.limits.extend(limit);
         let is_known = |known: u64| known < remaining || known == remaining && self.reset >= reset;
-        if self.remaining.is_some_and(is_known) {
-            return;
+        if !self.remaining.is_some_and(is_known) {
+            self.remaining = Some(remaining);
+            self.limit = limit.or(self.limit);
+            self.reset = reset.or(self.reset);
         }
-        self.remaining = Some(remaining);
-        self.limit = limit.or(self.limit);
-        self.reset = reset.or(self.reset);
+        limit
     }
 }
 
@@ -279,6 +280,26 @@ mod tests {
             (&[("RateLimit-Policy", "100;w=60, 10;w=1"), ("RateLimit", "limit=100, remaining=50, reset=30")], ten),
             (&[("RateLimit-Limit", "100, 10;w=1"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")], ten),
             (&[("RateLimit-Limit", "100, 100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")], None),
+            // Each of two dialects tells of its own.
+            (
+                &[
+                    ("RateLimit-Policy", "5000;w=86400"),
+                    ("RateLimit", "limit=5000, remaining=4000, reset=40000"),
+                    ("X-RateLimit-Limit", "100, 100;w=60"),
+                    ("X-RateLimit-Remaining", "90"),
+                    ("X-RateLimit-Reset", "30"),
+                ],
+                None,
+            ),
+            (
+                &[
+                    ("RateLimit-Policy", "\"burst\";q=10;w=1"),
+                    ("RateLimit", "\"burst\";r=9;t=1"),
+                    ("X-RateLimit-Limit", "100, 100;w=60"),
+                    ("X-RateLimit-Remaining", "50"),
+                ],
+                None,
+            ),
         ] {
             let said = said(200, fields);
             assert_eq!(said.at_once, at_once, "{fields:?}");

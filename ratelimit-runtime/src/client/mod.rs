@@ -46,11 +46,12 @@
 //!   calls remain, and for how long. When the window has ended, the next call is a probe again. So a changed
 //!   limit is known before other calls are sent.
 //! - **Calls in flight** when the probe is sent, of all processes, are taken off the new window: the upstream
-//!   may count them there. As some may never have arrived, such a window is cut to 31 seconds, and one call
+//!   may count them there. As some may never have arrived, such a window is cut to 31 seconds (not if the
+//!   upstream does not say what remains of a policy), and one call
 //!   of it is kept for the next probe.
 //! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken off once;
-//!   of several limits in a response, the largest counts for that.
+//!   of several limits in a response, the one at the same place in their order.
 //!   A higher limit applies from the next window on. What a response tells counts until the window ends, also if its
 //!   own reset comes earlier.
 //! - **After a refusal**, all processes pause within one round trip to the store. A refusal is 429, with or
@@ -80,8 +81,8 @@
 //!
 //! Of a field that comes several times, the least number of calls and the longest time count; of several kinds of
 //! fields, the kind with the least number of calls. A policy may be listed without what remains of it (in
-//! `RateLimit-Policy`, or as `10;w=1` in `RateLimit-Limit`). Then windows are cut so that the slowest of these is
-//! kept, and no more calls are sent at once than the least of their quotas. A
+//! `RateLimit-Policy`, or as `10;w=1` in `RateLimit-Limit`). Then each window is cut, or lasts longer, so that
+//! the slowest of these is kept, and no more calls are sent at once than the least of their quotas. A
 //! `RateLimit-Policy` without `RateLimit` opens a window with the quota `q` for the time `w`; without `w` it is
 //! ignored. Of several, the slowest one counts, and no more calls are sent at once than the least `q` allows. For that,
 //! and if `longest_pause` is shorter than `w`, the window is cut, and `q` in proportion.

@@ -1,5 +1,6 @@
 //! Credits of an upstream in one process, whose store may be away.
 
+mod policies;
 mod services;
 mod switched;
 
@@ -466,28 +467,4 @@ async fn a_lost_limit_does_not_end_the_window() {
     upstream.learn(&mut call, &Announcement { limit: Some(90), ..says(48, 60) }).await.unwrap();
     drop(call);
     assert_eq!(admitted(&upstream).await.len(), 48);
-}
-
-/// Such as a quota of a minute and one of a day, of which each response tells the nearer one.
-#[tokio::test(start_paused = true)]
-async fn a_response_that_tells_of_another_policy_does_not_lower_the_limit() {
-    let limiter = Limiter::in_memory();
-    let (upstream, other) = (upstream(&limiter), upstream(&limiter));
-    let limits = vec![100, 10_000];
-    open(&upstream, Announcement { limit: Some(10_000), limits: limits.clone(), ..says(90, 200) }).await;
-    for upstream in [&upstream, &other] {
-        let mut call = admit(upstream).await.unwrap();
-        let said = Announcement { limit: Some(100), limits: limits.clone(), ..says(50, 30) };
-        upstream.learn(&mut call, &said).await.unwrap();
-    }
-    assert_eq!(admitted(&other).await.len(), 50 - 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_policy_of_which_no_response_tells_is_kept() {
-    let upstream = upstream(&Limiter::in_memory());
-    open(&upstream, Announcement { at_once: Some(10), slowest: Some((10, SECOND)), ..says(700, 300) }).await;
-    assert_eq!(admitted(&upstream).await.len(), 9, "the probe was the first one");
-    sleep(2 * SECOND).await;
-    assert_eq!(admitted(&upstream).await.len(), 1, "a probe");
 }

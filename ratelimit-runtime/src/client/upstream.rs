@@ -79,6 +79,8 @@ struct SeenWindow {
     /// The next permit shows less than this, unless the counter was lost or opened anew.
     left: u64,
     limit: u64,
+    /// The number of larger limits in the response that opened it.
+    larger_limits: usize,
 }
 
 /// A call that may be sent. Dropping that of a probe lets another call probe.
@@ -226,7 +228,7 @@ impl UpstreamState {
                     continue;
                 }
                 if !mem::take(&mut self.local().is_used_up) {
-                    self.open_local(asked.saturating_add(known), MOST, MOST);
+                    self.open_local(asked.saturating_add(known), MOST, MOST, 0);
                     return Ok(None);
                 }
                 self.wait(known, LOOK_AGAIN, until).await?;
@@ -412,8 +414,8 @@ impl UpstreamState {
         // They may count in the old window or in the new one.
         let mut left = announced.saturating_sub(in_flight);
         // They may also have failed, so the upstream is asked again when they are forgotten. One call is kept back as
-        // that probe. A policy never says what remains, so it is not asked.
-        if in_flight > 0 && announced > 0 && length > FLIGHT && !said.is_policy {
+        // that probe. The upstream does not say what remains of a policy, so it is not asked.
+        if in_flight > 0 && announced > 0 && length > FLIGHT && !said.is_policy && said.slowest.is_none() {
             length = FLIGHT;
             left = left.saturating_sub(1);
         }
@@ -430,7 +432,8 @@ impl UpstreamState {
             self.close_all().await?;
             return is_set.and(is_paused).and(are_drained).map(drop);
         }
-        self.open_local(now.saturating_add(length), left, limit);
+        let larger_limits = said.limits.iter().filter(|other| **other > limit).count();
+        self.open_local(now.saturating_add(length), left, limit, larger_limits);
         Ok(())
     }
 
@@ -439,8 +442,10 @@ impl UpstreamState {
     async fn follow(&self, ends: Duration, said: &Announcement) -> Result<(), RequestPerMinute> {
         let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
         let mut lowered = Ok(());
-        // The next response may tell of another policy, or in another field. It also lists that of the window.
-        let limit = said.limit.map(|limit| said.limits.iter().copied().fold(limit, u64::max));
+        // The next response may tell of another policy, or in another field. It also lists the limit of the window.
+        let mut limits = said.limits.clone();
+        limits.sort_unstable_by(|one, other| other.cmp(one));
+        let limit = limits.get(window.larger_limits).copied().or(said.limit);
         if let Some(limit) = limit.filter(|limit| *limit < window.limit) {
             self.change(ends, |seen| seen.limit = seen.limit.min(limit));
             lowered = self.lower_limit(limit).await;
@@ -535,9 +540,9 @@ impl UpstreamState {
     }
 
     /// `ends` is counted from before the store was asked, so that it is no later than there.
-    fn open_local(&self, ends: Duration, left: u64, limit: u64) {
+    fn open_local(&self, ends: Duration, left: u64, limit: u64, larger_limits: usize) {
         // One more than remains: the next permit shows less.
-        let window = Some(SeenWindow { ends, left: left.saturating_add(1), limit });
+        let window = Some(SeenWindow { ends, left: left.saturating_add(1), limit, larger_limits });
         let mut local = self.local();
         if local.paused_until <= self.now() && local.uncounted == local.closed_for {
             (local.window, local.is_used_up) = (window, false);

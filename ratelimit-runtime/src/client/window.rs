@@ -25,7 +25,7 @@ impl Announcement {
         // The probe is a call, too.
         let for_one = window / u32::try_from(quota.max(1)).unwrap_or(u32::MAX);
         let part = part_of_policy(quota.saturating_sub(1), most, window, length.max(for_one).min(longest));
-        if part.0 < announced { part } else { whole }
+        if part.0 < announced || part.0 == announced && part.1 > whole.1 { part } else { whole }
     }
 }
 
@@ -74,6 +74,7 @@ mod tests {
             ((1_000, 60), 10, 700, Some(60), (9, Duration::from_millis(600))),
             ((100, 60), 100, 5, Some(30), (5, 30 * SECOND)),
             ((0, 60), 0, 5, Some(30), (0, 60 * SECOND)),
+            ((100, 3600), 1, 0, Some(1), (0, 36 * SECOND)),
         ] {
             let said = Announcement {
                 remaining: Some(remaining),

@@ -1,0 +1,56 @@
+//! Responses that tell of several policies.
+
+use super::*;
+
+/// Such as a quota of a minute and one of a day, of which each response tells the nearer one.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_tells_of_another_policy_does_not_lower_the_limit() {
+    let limiter = Limiter::in_memory();
+    let (upstream, other) = (upstream(&limiter), upstream(&limiter));
+    let limits = vec![100, 10_000];
+    open(&upstream, Announcement { limit: Some(10_000), limits: limits.clone(), ..says(90, 200) }).await;
+    for upstream in [&upstream, &other] {
+        let mut call = admit(upstream).await.unwrap();
+        let said = Announcement { limit: Some(100), limits: limits.clone(), ..says(50, 30) };
+        upstream.learn(&mut call, &said).await.unwrap();
+    }
+    assert_eq!(admitted(&other).await.len(), 50 - 1);
+}
+
+/// Beside a larger one, which stays.
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_falls_is_taken_off_once() {
+    let upstream = upstream(&Limiter::in_memory());
+    open(&upstream, Announcement { limit: Some(100), limits: vec![100, 10_000], ..says(99, 60) }).await;
+    let mut calls = Vec::new();
+    for _ in 0..40 {
+        calls.push(admit(&upstream).await.unwrap());
+    }
+    let fallen = Announcement { limit: Some(50), limits: vec![50, 10_000], ..says(48, 60) };
+    upstream.learn(&mut calls[0], &fallen).await.unwrap();
+    assert_eq!(admitted(&upstream).await.len(), 9);
+}
+
+/// Such as one of an hour. It is kept also if calls without an answer may count in the new window.
+#[tokio::test(start_paused = true)]
+async fn a_policy_of_which_no_response_tells_is_not_asked_for_again() {
+    let upstream = upstream(&Limiter::in_memory());
+    let said = || Announcement { slowest: Some((1000, 3600 * SECOND)), ..says(90_000, 300) };
+    open(&upstream, said()).await;
+    sleep(285 * SECOND).await;
+    drop(admit(&upstream).await); // without an answer
+    sleep(16 * SECOND).await;
+    open(&upstream, said()).await;
+    assert_eq!(admitted(&upstream).await.len(), 82 - 1);
+    sleep(2 * FLIGHT).await;
+    assert_eq!(admitted(&upstream).await.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_of_which_no_response_tells_is_kept() {
+    let upstream = upstream(&Limiter::in_memory());
+    open(&upstream, Announcement { at_once: Some(10), slowest: Some((10, SECOND)), ..says(700, 300) }).await;
+    assert_eq!(admitted(&upstream).await.len(), 9, "the probe was the first one");
+    sleep(2 * SECOND).await;
+    assert_eq!(admitted(&upstream).await.len(), 1, "a probe");
+}
