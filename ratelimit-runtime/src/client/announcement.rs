@@ -65,6 +65,8 @@ impl Announcement {
             unreported.extend(policies_of_limit(prefix, headers));
         }
         said.limits.extend(unreported.iter().map(|policy| policy.quota));
+        said.limits.sort_unstable();
+        said.limits.dedup();
         said.is_policy = said.remaining.is_none();
         let policy = if said.is_policy {
             // A quota without a time is no limit that can be kept to.
@@ -322,7 +324,7 @@ mod tests {
         assert_eq!(numbers(&[&structured[..], &gateway].concat()), (None, Some(0), Some(9)));
         let limits = [("RateLimit-Limit", "1000"), ("X-RateLimit-Limit", "100")];
         let both = said(200, &[&limits[..], &gateway, &application].concat());
-        assert_eq!((both.limit, both.limits), (Some(100), vec![1000, 100]));
+        assert_eq!((both.limit, both.limits), (Some(100), vec![100, 1000]));
     }
 
     #[test]

@@ -46,12 +46,12 @@
 //!   calls remain, and for how long. When the window has ended, the next call is a probe again. So a changed
 //!   limit is known before other calls are sent.
 //! - **Calls in flight** when the probe is sent, of all processes, are taken off the new window: the upstream
-//!   may count them there. As some may never have arrived, such a window is cut to 31 seconds (not if the
-//!   upstream does not say what remains of a policy), and one call
-//!   of it is kept for the next probe.
+//!   may count them there. As some may never have arrived, such a window is cut to 31 seconds (not if it was
+//!   made from a policy of which nothing tells what remains), and one call of it is kept for the next probe.
 //! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken off once;
-//!   of several limits in a response, the one at the same place in their order.
+//!   of several limits in a response, the one at the same place in their order. A process that has not sent the
+//!   probe looks at the largest one.
 //!   A higher limit applies from the next window on. What a response tells counts until the window ends, also if its
 //!   own reset comes earlier.
 //! - **After a refusal**, all processes pause within one round trip to the store. A refusal is 429, with or

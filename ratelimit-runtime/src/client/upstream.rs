@@ -14,7 +14,7 @@ use tokio::sync::{self, Notify};
 use super::{
     announcement::Announcement,
     counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
-    window::UNSAID,
+    window::{UNSAID, Window},
 };
 use crate::{
     Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, background::FinishOnDrop, decision::Outcome,
@@ -404,7 +404,7 @@ impl UpstreamState {
         if self.is_paused().await? {
             return Ok(());
         }
-        let (announced, mut length) = said.window(self.longest_pause.min(LONGEST_WINDOW));
+        let Window { calls: announced, mut length, is_part } = said.window(self.longest_pause.min(LONGEST_WINDOW));
         // Without a limit, a later one says nothing of what remains.
         let limit = said.limit.unwrap_or(if said.is_announced() { 0 } else { MOST }).min(MOST);
         self.counters.reset(&CREDITS).await?;
@@ -415,7 +415,7 @@ impl UpstreamState {
         let mut left = announced.saturating_sub(in_flight);
         // They may also have failed, so the upstream is asked again when they are forgotten. One call is kept back as
         // that probe. The upstream does not say what remains of a policy, so it is not asked.
-        if in_flight > 0 && announced > 0 && length > FLIGHT && !said.is_policy && said.slowest.is_none() {
+        if in_flight > 0 && announced > 0 && length > FLIGHT && !is_part {
             length = FLIGHT;
             left = left.saturating_sub(1);
         }
@@ -432,7 +432,7 @@ impl UpstreamState {
             self.close_all().await?;
             return is_set.and(is_paused).and(are_drained).map(drop);
         }
-        let larger_limits = said.limits.iter().filter(|other| **other > limit).count();
+        let larger_limits = said.limits.iter().filter(|other| (**other).min(MOST) > limit).count();
         self.open_local(now.saturating_add(length), left, limit, larger_limits);
         Ok(())
     }

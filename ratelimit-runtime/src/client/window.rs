@@ -9,23 +9,34 @@ pub(super) const UNSAID: Duration = Duration::from_secs(1);
 /// The time for which calls are not limited, after a response that announces nothing.
 const UNANNOUNCED: Duration = Duration::from_secs(10);
 
+/// The window that a response opens.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    /// The number of calls that remain.
+    pub(super) calls: u64,
+    pub(super) length: Duration,
+    /// A part of the quota of a policy of which nothing tells what remains.
+    pub(super) is_part: bool,
+}
+
 impl Announcement {
-    /// The number of calls that remain in the window that the response opens, and its length.
-    pub(super) fn window(&self, longest: Duration) -> (u64, Duration) {
+    pub(super) fn window(&self, longest: Duration) -> Window {
+        let of = |(calls, length), is_part| Window { calls, length, is_part };
         let (length, most) = (self.length().unwrap_or(UNSAID), self.at_once.unwrap_or(MOST).min(MOST));
         let (announced, length) = match self.remaining {
-            Some(remaining) if self.is_policy => return part_of_policy(remaining, most, length, longest),
+            Some(remaining) if self.is_policy => return of(part_of_policy(remaining, most, length, longest), true),
             // A larger number does not fit the counter, so it is asked for again and again.
             Some(remaining) if remaining > MOST => (MOST, length.min(UNANNOUNCED)),
             Some(remaining) => (remaining, length),
             None => (MOST, UNANNOUNCED),
         };
         let whole = (announced, length.min(longest));
-        let Some((quota, window)) = self.slowest else { return whole };
+        let Some((quota, window)) = self.slowest else { return of(whole, false) };
         // The probe is a call, too.
         let for_one = window / u32::try_from(quota.max(1)).unwrap_or(u32::MAX);
         let part = part_of_policy(quota.saturating_sub(1), most, window, length.max(for_one).min(longest));
-        if part.0 < announced || part.0 == announced && part.1 > whole.1 { part } else { whole }
+        let is_part = part.0 < announced || part.0 == announced && part.1 > whole.1;
+        of(if is_part { part } else { whole }, is_part)
     }
 }
 
@@ -83,7 +94,9 @@ mod tests {
                 slowest: Some((slowest.0, slowest.1 * SECOND)),
                 ..Announcement::default()
             };
-            assert_eq!(said.window(300 * SECOND), expected, "{said:?}");
+            let Window { calls, length, is_part } = said.window(300 * SECOND);
+            assert_eq!((calls, length), expected, "{said:?}");
+            assert_eq!(is_part, expected != (5, 30 * SECOND), "{said:?}");
         }
     }
 }

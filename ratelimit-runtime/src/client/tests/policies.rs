@@ -31,6 +31,18 @@ async fn a_limit_that_falls_is_taken_off_once() {
     assert_eq!(admitted(&upstream).await.len(), 9);
 }
 
+/// The counters hold no more than `MOST`.
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_is_too_large_for_its_counter_has_not_fallen() {
+    let upstream = upstream(&Limiter::in_memory());
+    let said =
+        |remaining| Announcement { limit: Some(10_000_000), limits: vec![10_000, 10_000_000], ..says(remaining, 300) };
+    open(&upstream, said(1156)).await;
+    let mut call = admit(&upstream).await.unwrap();
+    upstream.learn(&mut call, &said(1155)).await.unwrap();
+    assert_eq!(admitted(&upstream).await.len(), 1155);
+}
+
 /// Such as one of an hour. It is kept also if calls without an answer may count in the new window.
 #[tokio::test(start_paused = true)]
 async fn a_policy_of_which_no_response_tells_is_not_asked_for_again() {
