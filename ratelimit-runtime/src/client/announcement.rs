@@ -31,7 +31,7 @@ pub(super) struct Announcement {
     pub(super) at_once: Option<u64>,
     /// The slowest of these policies beside one that tells: its quota and window.
     pub(super) slowest: Option<(u64, Duration)>,
-    /// The limits in all fields, and the quotas of all policies.
+    /// The limits in all fields, and the quotas of all policies. Each once, in ascending order.
     pub(super) limits: Vec<u64>,
     /// Time until the window ends.
     pub(super) reset: Option<Duration>,

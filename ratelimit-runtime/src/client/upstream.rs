@@ -443,9 +443,7 @@ impl UpstreamState {
         let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
         let mut lowered = Ok(());
         // The next response may tell of another policy, or in another field. It also lists the limit of the window.
-        let mut limits = said.limits.clone();
-        limits.sort_unstable_by(|one, other| other.cmp(one));
-        let limit = limits.get(window.larger_limits).copied().or(said.limit);
+        let limit = said.limits.iter().rev().nth(window.larger_limits).copied().or(said.limit);
         if let Some(limit) = limit.filter(|limit| *limit < window.limit) {
             self.change(ends, |seen| seen.limit = seen.limit.min(limit));
             lowered = self.lower_limit(limit).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_harness::{Mode, RedisCluster};
+use ratelimit_harness::{Mode, Proxy, RedisCluster};
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, Permit, RequestPerMinute, Rule};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -118,7 +118,23 @@ async fn late_refund() -> bool {
 #[tokio::test]
 async fn a_place_beside_a_refusal_is_released_again_if_there_is_no_answer() {
     let (cluster, limiter, [first, second]) = two_slots().await;
-    let (place, quota) = (hourly(1, Algorithm::Concurrent), hourly(1, FIXED));
+    let place = hourly(1, Algorithm::Concurrent);
+    let (near, both) = take_a_place_and_be_refused(&cluster, &limiter, place, [first, second]).await;
+    near.hold_next_request(600 * SECOND);
+    exceeded(both.await.unwrap());
+    near.set(Mode::Pass);
+    let other = limiter_on(&cluster).await;
+    eventually("it is free", async || other.acquire(&place, first).await.is_ok()).await;
+}
+
+/// Returns when the call has the place. Its release is sent after 400 ms, and would arrive after 800 ms.
+async fn take_a_place_and_be_refused<'a>(
+    cluster: &'a RedisCluster,
+    limiter: &Limiter,
+    place: Rule,
+    [first, second]: [u64; 2],
+) -> (&'a Proxy, JoinHandle<Answer>) {
+    let quota = hourly(1, FIXED);
     limiter.peek(&place, first).await.unwrap();
     limiter.acquire(&place, first).await.unwrap().refund().await.unwrap(); // its scripts are loaded
     let node = cluster.primary_of(name(&place, first));
@@ -132,12 +148,8 @@ async fn a_place_beside_a_refusal_is_released_again_if_there_is_no_answer() {
     let are_run = async |calls| eventually("its scripts", async || script_calls(server) == before + calls).await;
     are_run(1).await; // all fits; the answer takes 400 ms, and the next request as long
     limiter.acquire(&quota, second).await.unwrap();
-    are_run(2).await; // it has the place; its release is sent after 400 ms
-    near.hold_next_request(600 * SECOND);
-    exceeded(both.await.unwrap());
-    near.set(Mode::Pass);
-    let other = limiter_on(&cluster).await;
-    eventually("it is free", async || other.acquire(&place, first).await.is_ok()).await;
+    are_run(2).await;
+    (near, both)
 }
 
 fn acquire_both(limiter: &Limiter, rule: Rule, [first, second]: [u64; 2]) -> JoinHandle<Answer> {
@@ -154,21 +166,8 @@ fn acquire_within(limiter: &Limiter, rule: Rule, key: u64) -> JoinHandle<Answer>
 #[tokio::test]
 async fn a_place_beside_a_refusal_is_free_although_its_refund_was_lost() {
     let (cluster, limiter, [first, second]) = two_slots().await;
-    let (place, quota) = (hourly(1, Algorithm::Concurrent), hourly(1, FIXED));
-    limiter.peek(&place, first).await.unwrap();
-    limiter.acquire(&place, first).await.unwrap().refund().await.unwrap(); // its scripts are loaded
-    let node = cluster.primary_of(name(&place, first));
-    let (server, near) = (cluster.node(node), cluster.proxy(node));
-    let before = script_calls(server);
-    near.set(Mode::Delay(400 * MS));
-    let both = tokio::spawn({
-        let limiter = limiter.clone();
-        async move { limiter.acquire_all(&[(&place, Key::new(first), 1), (&quota, Key::new(second), 1)]).await }
-    });
-    let are_run = async |calls| eventually("its scripts", async || script_calls(server) == before + calls).await;
-    are_run(1).await; // all fits; the answer takes 400 ms, and the next request as long
-    limiter.acquire(&quota, second).await.unwrap();
-    are_run(2).await; // it has the place; its refund is sent after 400 ms, and would arrive after 800 ms
+    let place = hourly(1, Algorithm::Concurrent);
+    let (near, both) = take_a_place_and_be_refused(&cluster, &limiter, place, [first, second]).await;
     sleep(600 * MS).await;
     near.set(Mode::Refuse);
     near.reset();
