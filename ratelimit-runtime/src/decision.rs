@@ -185,11 +185,6 @@ impl Outcome {
         self.retry_after_ms.is_max()
     }
 
-    /// A denial with the numbers of a decision.
-    pub(crate) fn of_denial(decision: &Decision) -> Self {
-        Self::denied(decision.remaining, decision.retry_after_ms)
-    }
-
     /// The decision under a rule's limit.
     #[inline]
     pub(crate) fn decision(&self, limit: u64) -> Decision {

@@ -9,7 +9,7 @@ pub(crate) use self::store_error::Doubt;
 pub use self::store_error::StoreError;
 use crate::{
     Algorithm, Key, Rule,
-    decision::{BANNED, Outcome, Quotient, is_ban, round_up_ms, wait_ms},
+    decision::{BANNED, Quotient, is_ban, round_up_ms, wait_ms},
     duration::ReadableDuration,
     rule::limits::MOST_HOLDS,
 };
@@ -167,10 +167,15 @@ impl RequestPerMinute {
     }
 
     #[inline]
-    pub(crate) fn exceeded(rule: &Rule, cost: u64, outcome: &Outcome) -> Self {
-        // A place becomes free at an unknown time.
-        let retry_after_ms = if rule.is_concurrent() { Quotient::MAX } else { outcome.retry_after_ms };
+    pub(crate) fn exceeded(
+        rule: &Rule,
+        cost: u64,
+        remaining: impl Into<Quotient>,
+        retry_after_ms: impl Into<Quotient>,
+    ) -> Self {
+        let retry_after_ms = retry_after_ms.into();
         let (wait, counted) = match retry_after_ms.dividend_by(rule.count()) {
+            _ if rule.is_concurrent() => (u64::MAX, Counted::Calls), // a place becomes free at an unknown time
             Some(dividend) => (dividend, Counted::Tokens),
             None => (retry_after_ms.value(), Counted::Calls),
         };
@@ -180,7 +185,7 @@ impl RequestPerMinute {
             period_ms: rule.period_ms(),
             algorithm: rule.algorithm(),
             cost,
-            remaining: outcome.remaining.value(),
+            remaining: remaining.into().value(),
             wait,
             counted,
         })))
@@ -499,11 +504,11 @@ mod tests {
         for (count, divisor) in [(1, 1), (1, 3), (3, 3), (3, 1), (1 << 40, 1 << 40)] {
             let rule = Rule::new("item", count, Duration::from_secs(60));
             let wait_ms = Quotient::ceil(5 * divisor + 1, NonZeroU64::new(divisor).unwrap());
-            let refused = RequestPerMinute::exceeded(&rule, 1, &Outcome::denied(0, wait_ms));
+            let refused = RequestPerMinute::exceeded(&rule, 1, 0, wait_ms);
             assert_eq!(refused.retry_after(), Some(Duration::from_millis(6)), "{divisor}");
             assert_eq!(refused.clone().of_time().retry_after(), refused.retry_after(), "{divisor}");
 
-            let of_wait = |ms: u64| RequestPerMinute::exceeded(&rule, 1, &Outcome::denied(0, ms));
+            let of_wait = |ms: u64| RequestPerMinute::exceeded(&rule, 1, 0, ms);
             assert_eq!(refused, of_wait(6), "{divisor}");
             assert_ne!(refused, of_wait(7), "{divisor}");
             assert_ne!(refused, of_wait(6).of_time(), "{divisor}");

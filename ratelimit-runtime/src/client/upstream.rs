@@ -17,7 +17,7 @@ use super::{
     window::{UNSAID, Window},
 };
 use crate::{
-    Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, background::FinishOnDrop, decision::Outcome,
+    Cause, Limiter, Permit, RequestPerMinute, Rule, background::FinishOnDrop, decision::round_up_ms,
     duration::with_jitter,
 };
 
@@ -564,5 +564,5 @@ impl UpstreamState {
 /// For a call that would have to wait for this time: one call may probe then.
 fn refusal(wait: Duration) -> RequestPerMinute {
     let rule = Rule::new("client-wait", 1, Duration::from_secs(wait.as_secs() + 1));
-    RequestPerMinute::exceeded(&rule, 1, &Outcome::of_denial(&Decision::new(1, 0, wait, Some(wait))))
+    RequestPerMinute::exceeded(&rule, 1, 0, round_up_ms(wait))
 }

@@ -178,7 +178,7 @@ impl Acquire {
                 Attempt::Decided => {
                     let names_keys = engine.settings().names_keys;
                     *place = None;
-                    return exceeded(rule, key, *cost, &outcome, names_keys);
+                    return exceeded(rule, key, *cost, outcome, names_keys);
                 }
                 Attempt::Pending if ticket.is_some() => return Poll::Pending,
                 Attempt::Pending | Attempt::Unsupported => {}
@@ -201,7 +201,7 @@ impl Acquire {
                 let applied = if engine.settings().rules_may_differ() { receipt.rule_and_cost() } else { None };
                 let rule = applied.as_ref().map_or(&self.rule, |(rule, _)| rule);
                 if !outcome.fits() {
-                    return exceeded(rule, key.or_none(), self.cost, &outcome, engine.settings().names_keys);
+                    return exceeded(rule, key.or_none(), self.cost, outcome, engine.settings().names_keys);
                 }
                 engine.record_success();
                 observe::admitted(rule, outcome.remaining.value());

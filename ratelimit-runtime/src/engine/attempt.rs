@@ -13,7 +13,7 @@ use crate::{
     Key, RequestPerMinute, Rule,
     backend::{Attempt, Backend as _, MAX_AT_ONCE, Query, Waiter},
     counter::CounterId,
-    decision::Outcome,
+    decision::{Outcome, Quotient},
     observe,
     rule::call_kind::CallKind,
 };
@@ -71,8 +71,9 @@ fn try_acquire_rule(
     match try_charge(engine, &mut query, None) {
         Attempt::Decided if query.outcome.fits() => Some(Decided::Admitted),
         Attempt::Decided => {
+            let Outcome { remaining, retry_after_ms, .. } = query.outcome;
             // Made in its place: a copy of it takes longer than the decision.
-            let refused = refused.insert(RequestPerMinute::exceeded(rule, cost, &query.outcome));
+            let refused = refused.insert(RequestPerMinute::exceeded(rule, cost, remaining, retry_after_ms));
             if observe::records_refusals() {
                 observe::refused(refused);
             }
@@ -86,28 +87,32 @@ fn try_acquire_rule(
 }
 
 /// The result of a call whose charge was denied, after it was recorded.
+///
+/// It takes the outcome by value. For a reference, an admitted call would store its outcome too, number by number,
+/// and read the two of its receipt back as one: the processor stalls.
 #[inline(always)]
 #[allow(clippy::inline_always)] // so that the refusal is made in its place: a copy takes long
 pub(super) fn exceeded<T>(
     rule: &Rule,
     key: &Key,
     cost: u64,
-    outcome: &Outcome,
+    outcome: Outcome,
     names_keys: bool,
 ) -> Poll<Result<T, RequestPerMinute>> {
+    let Outcome { remaining, retry_after_ms, .. } = outcome;
     if observe::records_refusals() {
-        record_exceeded(rule, cost, outcome.remaining.value(), outcome.retry_after_ms.value());
+        record_exceeded(rule, cost, remaining, retry_after_ms);
     }
     if names_keys {
-        return Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, outcome).with_key(key)));
+        return Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, remaining, retry_after_ms).with_key(key)));
     }
-    Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, outcome)))
+    Poll::Ready(Err(RequestPerMinute::exceeded(rule, cost, remaining, retry_after_ms)))
 }
 
 /// Records a refusal of its own: a refusal that others have seen is not made in its place.
 #[inline(never)]
-fn record_exceeded(rule: &Rule, cost: u64, remaining: u64, retry_after_ms: u64) {
-    observe::refused(&RequestPerMinute::exceeded(rule, cost, &Outcome::denied(remaining, retry_after_ms)));
+fn record_exceeded(rule: &Rule, cost: u64, remaining: Quotient, retry_after_ms: Quotient) {
+    observe::refused(&RequestPerMinute::exceeded(rule, cost, remaining, retry_after_ms));
 }
 
 #[cold]
@@ -268,7 +273,7 @@ fn attempt_some<'a, const N: usize, T>(
             let (Some(Query { rule, key, cost, outcome, .. }), None) = (refusing.next(), refusing.next()) else {
                 return None; // which one is named depends on what others hold
             };
-            let mut refusal = RequestPerMinute::exceeded(rule, *cost, outcome);
+            let mut refusal = RequestPerMinute::exceeded(rule, *cost, outcome.remaining, outcome.retry_after_ms);
             let is_its_key = |charge: BorrowedCharge<'_>| {
                 charge.rule.prefix() != rule.prefix() || charge.key.counter_key() == Some(*key)
             };

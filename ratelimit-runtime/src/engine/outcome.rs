@@ -250,7 +250,8 @@ impl AcquireRequest {
             rest.iter_mut().for_each(|charge| charge.hold = charge.hold.map(Hold::anew));
             return Err(Box::new(ShadowRejection { decision, rest }));
         }
-        let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &Outcome::of_denial(&charge.decision));
+        let Decision { remaining, retry_after_ms, .. } = charge.decision;
+        let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), remaining, retry_after_ms);
         if charge.slot_delay > charge.longest_wait {
             return Ok(Resolution::Rejected(refused)); // waiting and asking again brings the slot no sooner
         }

@@ -21,7 +21,6 @@ use super::{
 use crate::{
     RequestPerMinute, Rule,
     counter::CounterId,
-    decision::Outcome,
     observe::WaitTimer,
     rule::RuleId,
     store::{Charges, StoreError},
@@ -250,7 +249,7 @@ impl AcquireRequest {
             Resolution::Undecided { error, .. } => refusal(&self.rule(), error),
             Resolution::Admitted(permit, _) => {
                 let soon_ms = 1;
-                RequestPerMinute::exceeded(&rule, cost, &Outcome::denied(permit.remaining(), soon_ms))
+                RequestPerMinute::exceeded(&rule, cost, permit.remaining(), soon_ms)
             }
         }
     }

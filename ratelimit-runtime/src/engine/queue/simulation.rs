@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::wait_queue::MOST_RESERVATIONS;
 use super::{callers::charge_of, *};
-use crate::{Algorithm, Refill, Rule, decision::Outcome};
+use crate::{Algorithm, Refill, Rule};
 use crate::{
     Decision, Key, ManualClock,
     memory::Memory,
@@ -300,7 +300,8 @@ fn each_waiting_caller_knows_the_refusal_and_the_time_of_its_own_turn() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let [charge, _] = of_user_and_all(0);
-    let refusal = RequestPerMinute::exceeded(&charge.rule, 1, &Outcome::of_denial(&charge.decision));
+    let refusal =
+        RequestPerMinute::exceeded(&charge.rule, 1, charge.decision.remaining, charge.decision.retry_after_ms);
     let charges = [charge];
     let mut answer = StoreAnswer::of(&charges, clock.now());
     answer.refusal = Some((charges[0].counter.id(), refusal.clone()));
@@ -376,7 +377,12 @@ fn a_caller_is_not_refused_at_once_for_the_wait_of_a_larger_cost() {
     let rule = Rule::new("item", 10, HOUR).with_algorithm(Algorithm::SlidingLog);
     let answer_at = |charges: &[Charge], sent_at| {
         let mut answer = StoreAnswer::of(charges, sent_at);
-        let refusal = RequestPerMinute::exceeded(&rule, charges[0].cost, &Outcome::of_denial(&charges[0].decision));
+        let refusal = RequestPerMinute::exceeded(
+            &rule,
+            charges[0].cost,
+            charges[0].decision.remaining,
+            charges[0].decision.retry_after_ms,
+        );
         answer.refusal = Some((charges[0].counter.id(), refusal));
         answer
     };
@@ -402,8 +408,10 @@ fn a_caller_of_a_full_window_is_refused_at_once_behind_a_larger_cost() {
     of_own.decision = Decision::new(100, 99, HOUR, None);
     let large = [of_all, of_own];
     let mut answer = StoreAnswer::of(&large, clock.now());
-    answer.refusal =
-        Some((large[0].counter.id(), RequestPerMinute::exceeded(&all, 9, &Outcome::of_denial(&large[0].decision))));
+    answer.refusal = Some((
+        large[0].counter.id(),
+        RequestPerMinute::exceeded(&all, 9, large[0].decision.remaining, large[0].decision.retry_after_ms),
+    ));
     let _large = queues.join(queues.ticket(), &large, Some((&answer, queues.changes(&large)))).expect("there is space");
     let small = [Charge { longest_wait: 30 * SECOND, ..charge_of(&all, 1, 1) }];
     let ticket = queues.ticket();
