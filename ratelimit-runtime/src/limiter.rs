@@ -241,6 +241,7 @@ impl Limiter {
     /// # Panics
     ///
     /// As for [`Limiter::acquire`].
+    #[inline]
     pub fn acquire_all(
         &self,
         charges: &[(&Rule, Key, u64)],

@@ -39,7 +39,7 @@ use crate::{
 /// pieces that overlap, and the processor stalls when it reads them.
 #[repr(C)]
 pub struct Acquire {
-    /// Of several charges, the first rule. Their costs are in the state.
+    /// Of several charges, none. Their rules and costs are in the state.
     rule: Rule,
     cost: u64,
     options: AcquireOptions,
@@ -59,11 +59,14 @@ enum AcquireState {
 
 /// The states of rare calls. An enum of their own, so that to drop an attempt takes one test.
 enum OtherState {
-    /// Several charges or holds, before the first poll.
-    All(Box<SeveralCharges>),
+    /// Several charges or holds, before the first poll. The poll that decides them takes them out: the rest of the
+    /// state stays as it is.
+    All(Option<Box<SeveralCharges>>),
     Pending(BoxedAcquire),
     Done,
 }
+
+const NO_RULE: Rule = Rule::new("", 0, Duration::ZERO);
 
 const POLLED_AGAIN: &str = "`Acquire` polled after it was done";
 
@@ -76,6 +79,9 @@ impl Acquire {
     }
 
     /// Several charges or holds, decided when the future is first polled. `fill` adds them.
+    ///
+    /// Inline, so that it is made where it is polled: a copy of it takes a tenth of the call.
+    #[inline]
     pub(crate) fn all(
         engine: EngineRef,
         fill: impl FnOnce(&mut ChargeRequests),
@@ -83,7 +89,7 @@ impl Acquire {
         on_busy: OnLimit,
     ) -> Self {
         let call = SeveralCharges::new(engine, fill, on_busy);
-        Self { rule: call.rule(), cost: 0, options, state: AcquireState::Other(OtherState::All(call)) }
+        Self { rule: NO_RULE, cost: 0, options, state: AcquireState::Other(OtherState::All(Some(call))) }
     }
 
     /// Decides the call while this thread waits, for a caller that is not async.
@@ -98,13 +104,16 @@ impl Acquire {
     pub fn block(mut self) -> AcquireResult {
         let is_in_memory = match &self.state {
             AcquireState::Attempt { engine, .. } => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
-            AcquireState::Other(OtherState::All(call)) => call.engine().guard().is_none(),
+            AcquireState::Other(OtherState::All(Some(call))) => call.engine().guard().is_none(),
             AcquireState::Other(_) => false,
         };
         if is_in_memory && let Poll::Ready(answer) = self.decide(&mut Context::from_waker(Waker::noop()), false) {
             return answer;
         }
-        let rule = self.rule;
+        let rule = match &self.state {
+            AcquireState::Other(OtherState::All(Some(call))) => *call.rule().unwrap_or(&self.rule),
+            _ => self.rule,
+        };
         background::block_on(self).unwrap_or_else(|error| Err(refusal(&rule, error)).inspect_err(observe::refused))
     }
 }
@@ -123,6 +132,9 @@ impl Acquire {
                 }
             }
             AcquireState::Attempt { ticket: Some(_), .. } => self.poll_ticket(context),
+            AcquireState::Other(OtherState::All(Some(_))) if !self.options.waits => {
+                self.decide_several(context, awaits)
+            }
             _ => self.poll_slow(awaits.then_some(context)),
         }
     }
@@ -222,6 +234,24 @@ impl Acquire {
         self.go_on(answer, Some(context))
     }
 
+    /// Attempts several charges. The general way decides if that is unsupported.
+    #[inline(never)]
+    fn decide_several(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
+        if let AcquireState::Other(OtherState::All(place)) = &mut self.state
+            && let Some(answer) = place.as_deref_mut().and_then(SeveralCharges::attempt)
+            && let Some(call) = place.take()
+        {
+            return match answer {
+                Ok((limit, outcome)) => Poll::Ready(Ok(Permit::new(limit, &outcome, Receipt::Several(call)))),
+                Err(refused) => {
+                    observe::refused(&refused);
+                    Poll::Ready(Err(refused))
+                }
+            };
+        }
+        self.poll_slow(awaits.then_some(context))
+    }
+
     /// Every call that the backend has not decided at once. Without a context, nothing is polled that
     /// has to be awaited.
     #[inline(never)]
@@ -231,17 +261,12 @@ impl Acquire {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
-            AcquireState::Other(OtherState::All(mut call)) => {
-                if !self.options.waits
-                    && let Some(answer) = call.attempt()
-                {
-                    let permit = |decision| Permit::of_decision(decision, Receipt::Several(call));
-                    return Poll::Ready(answer.map(permit).inspect_err(observe::refused));
-                }
+            AcquireState::Other(OtherState::All(Some(call))) => {
                 self.go_on(call.into_request(self.options).start(), context)
             }
             AcquireState::Other(OtherState::Pending(pending)) => self.go_on(Err(pending), context),
-            AcquireState::Attempt { engine: None, .. } | AcquireState::Other(OtherState::Done) => {
+            AcquireState::Attempt { engine: None, .. }
+            | AcquireState::Other(OtherState::All(None) | OtherState::Done) => {
                 panic!("{POLLED_AGAIN}")
             }
         }

@@ -1,6 +1,6 @@
 //! Several charges of one call: before they are decided, and as the receipt of its permit.
 
-use std::{mem, time::Duration};
+use std::mem;
 
 use smallvec::SmallVec;
 
@@ -13,8 +13,9 @@ use super::{
 #[cfg(feature = "client")]
 use crate::counter::CounterId;
 use crate::{
-    Decision, RequestPerMinute, Rule,
+    RequestPerMinute, Rule,
     backend::{CounterReceipt, Query},
+    decision::Outcome,
 };
 
 /// Several charges, or holds, of one call. Two of them have one allocation, which passes from the call to its
@@ -32,6 +33,7 @@ pub(super) struct SeveralCharges {
 
 impl SeveralCharges {
     /// `fill` adds the charges where they stay: a list of them would be copied.
+    #[inline(never)]
     pub(super) fn new(engine: EngineRef, fill: impl FnOnce(&mut ChargeRequests), on_busy: OnLimit) -> Box<Self> {
         let place = Box::new_uninit(); // `Box::new` would copy all of it
         let (requests, receipts) = (ChargeRequests::new(), SmallVec::new());
@@ -45,14 +47,14 @@ impl SeveralCharges {
     }
 
     /// The rule under which an error is reported.
-    pub(super) fn rule(&self) -> Rule {
-        const NONE: Rule = Rule::new("", 0, Duration::ZERO);
-        self.requests.first().map_or(NONE, |request| request.rule)
+    pub(super) fn rule(&self) -> Option<&Rule> {
+        self.requests.first().map(|request| &request.rule)
     }
 
-    /// Attempts the charges. If they are made, it keeps their receipts, and returns the decision on the
-    /// most restrictive one. `None` if that is unsupported.
-    pub(super) fn attempt(&mut self) -> Option<Result<Decision, RequestPerMinute>> {
+    /// Attempts the charges. If they are made, it keeps their receipts, and returns the limit
+    /// and the outcome of the most restrictive one. `None` if that is unsupported.
+    #[inline]
+    pub(super) fn attempt(&mut self) -> Option<Result<(u64, Outcome), RequestPerMinute>> {
         if let OnLimit::Wait(_) = self.on_busy {
             return None; // a place that is taken is waited for
         }
@@ -68,7 +70,7 @@ impl SeveralCharges {
                 receipts.push(CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt));
             }
             record_admitted(queries);
-            Some(least.outcome.decision(least.rule.limit()))
+            Some((least.rule.limit(), least.outcome))
         };
         attempt_all(engine, requests.len(), |at| requests[at].borrowed(), true, admit)?.transpose()
     }
