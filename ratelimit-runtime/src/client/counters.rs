@@ -60,6 +60,22 @@ pub(super) const fn bucket(prefix: &'static str, count: u64, period: Duration, b
     Rule::new(prefix, count, period).with_algorithm(Algorithm::TokenBucket { burst, refill: Refill::Greedy })
 }
 
+/// The credits of the open window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Credits {
+    pub(super) left: u64,
+    /// They are no older: the window that they belong to was opened at this time or later.
+    pub(super) opened: Duration,
+}
+
+impl Credits {
+    fn of(permit: &Permit, asked: Duration) -> Self {
+        // A store may count whole milliseconds.
+        let opened = asked.saturating_add(permit.reset_after()).saturating_sub(LIFETIME + Duration::from_millis(10));
+        Self { left: permit.remaining(), opened }
+    }
+}
+
 /// The counters of one upstream.
 #[derive(Clone, Debug)]
 pub(super) struct Counters {
@@ -85,11 +101,20 @@ impl Counters {
         self.limiter.engine().store().is_some()
     }
 
-    /// Takes a credit, and counts the call as in flight. Returns what remains, and the permit that
-    /// ends the flight.
-    pub(super) async fn take_credit(&self) -> Result<(u64, Permit), RequestPerMinute> {
+    /// Takes a credit, and counts the call as in flight. Returns the credits, and the permit that ends the flight.
+    pub(super) async fn take_credit(&self) -> Result<(Credits, Permit), RequestPerMinute> {
+        let asked = self.now();
         let permit = self.take_all(&[CREDITS, IN_FLIGHT]).await?;
-        Ok((permit.remaining(), self.split_flight(permit)?.0))
+        Ok((Credits::of(&permit, asked), self.split_flight(permit)?.0))
+    }
+
+    pub(super) async fn credits(&self) -> Result<Credits, RequestPerMinute> {
+        let asked = self.now();
+        Ok(Credits::of(&self.take(&CREDITS, 0).await?, asked))
+    }
+
+    fn now(&self) -> Duration {
+        self.limiter.engine().settings().clock.now()
     }
 
     /// Takes the probe, unless there is a pause. Returns the permits that end the flight and the probe.
@@ -179,9 +204,8 @@ impl Counters {
 
     /// A share of these counters would mean nothing, so they never fall back to local ones.
     fn options(&self) -> AcquireOptions {
-        let settings = self.limiter.engine().settings();
-        let left = self.until.saturating_sub(settings.clock.now());
-        let policy = match settings.on_store_error {
+        let left = self.until.saturating_sub(self.now());
+        let policy = match self.limiter.engine().settings().on_store_error {
             OnStoreError::Wait { max } if !left.is_zero() => OnStoreError::Wait { max: max.min(left) },
             _ => OnStoreError::Deny,
         };

@@ -1,6 +1,7 @@
 //! Credits of an upstream in one process, whose store may be away.
 
 mod policies;
+mod replaced;
 mod services;
 mod switched;
 

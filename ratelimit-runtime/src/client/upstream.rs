@@ -13,7 +13,7 @@ use tokio::sync::{self, Notify};
 
 use super::{
     announcement::Announcement,
-    counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
+    counters::{ANNOUNCED, CREDITS, Counters, Credits, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
     window::{UNSAID, Window},
 };
 use crate::{
@@ -76,11 +76,20 @@ impl Drop for ClearTellingOnDrop<'_> {
 #[derive(Clone, Copy, Debug)]
 struct SeenWindow {
     ends: Duration,
+    /// It was open by then.
+    seen_at: Duration,
     /// The next permit shows less than this, unless the counter was lost or opened anew.
     left: u64,
     limit: u64,
     /// The number of larger limits in the response that opened it.
     larger_limits: usize,
+}
+
+impl SeenWindow {
+    /// Whether another process has opened a window since this one was seen.
+    fn is_replaced(&self, credits: Credits) -> bool {
+        credits.opened > self.seen_at
+    }
 }
 
 /// A call that may be sent. Dropping that of a probe lets another call probe.
@@ -167,9 +176,9 @@ impl UpstreamState {
             let pauses = self.local().pauses;
             if let Some(window) = self.window() {
                 match counters.take_credit().await {
-                    Ok((left, flight)) => {
+                    Ok((credits @ Credits { left, .. }, flight)) => {
                         let admission = self.admission(window.ends, pauses, Some(flight), None);
-                        if left < window.left && admission.is_current() {
+                        if left < window.left && !window.is_replaced(credits) && admission.is_current() {
                             self.change(window.ends, |seen| seen.left = seen.left.min(left));
                             return Ok(admission);
                         }
@@ -441,14 +450,23 @@ impl UpstreamState {
     /// may be old, and a higher limit applies from the next window on.
     async fn follow(&self, ends: Duration, said: &Announcement) -> Result<(), RequestPerMinute> {
         let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
-        let mut lowered = Ok(());
         // The next response may tell of another policy, or in another field. It also lists the limit of the window.
         let limit = said.limits.iter().rev().nth(window.larger_limits).copied().or(said.limit);
-        if let Some(limit) = limit.filter(|limit| *limit < window.limit) {
+        let lower_limit = limit.filter(|limit| *limit < window.limit);
+        let lower_remaining = said.remaining.filter(|remaining| *remaining < window.left);
+        if lower_limit.is_none() && lower_remaining.is_none() {
+            return Ok(());
+        }
+        if window.is_replaced(self.counters.credits().await?) {
+            self.close(ends, false);
+            return Ok(());
+        }
+        let mut lowered = Ok(());
+        if let Some(limit) = lower_limit {
             self.change(ends, |seen| seen.limit = seen.limit.min(limit));
             lowered = self.lower_limit(limit).await;
         }
-        if let Some(remaining) = said.remaining.filter(|remaining| *remaining < window.left) {
+        if let Some(remaining) = lower_remaining {
             self.counters.lower(&CREDITS, remaining).await?;
             self.change(ends, |seen| seen.left = seen.left.min(remaining + 1));
         }
@@ -540,9 +558,10 @@ impl UpstreamState {
     /// `ends` is counted from before the store was asked, so that it is no later than there.
     fn open_local(&self, ends: Duration, left: u64, limit: u64, larger_limits: usize) {
         // One more than remains: the next permit shows less.
-        let window = Some(SeenWindow { ends, left: left.saturating_add(1), limit, larger_limits });
+        let seen_at = self.now();
+        let window = Some(SeenWindow { ends, seen_at, left: left.saturating_add(1), limit, larger_limits });
         let mut local = self.local();
-        if local.paused_until <= self.now() && local.uncounted == local.closed_for {
+        if local.paused_until <= seen_at && local.uncounted == local.closed_for {
             (local.window, local.is_used_up) = (window, false);
         }
     }
