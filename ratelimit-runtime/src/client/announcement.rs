@@ -59,10 +59,11 @@ impl Announcement {
             ..Self::default()
         };
         let (policies, mut unreported) = said.read_structured(headers);
-        let mut told: Vec<u64> = said.limit.into_iter().collect();
+        let (structured, mut told) = (said.limit, Vec::new());
         for prefix in PREFIXES {
             told.extend(said.read_triple(prefix, headers, now));
-            unreported.extend(policies_of_limit(prefix, headers));
+            let others = policies_of_limit(prefix, headers).filter(|policy| Some(policy.quota) != structured);
+            unreported.extend(others);
         }
         said.limits.extend(unreported.iter().map(|policy| policy.quota));
         said.limits.sort_unstable();
@@ -133,7 +134,7 @@ impl Announcement {
         }
         let is_reported = |policy: &&Policy| policy.name.as_ref().is_some_and(|name| reported.contains(name));
         let unreported = policies.iter().filter(|policy| !is_reported(policy) && policy.window.is_some());
-        let unreported = unreported.cloned().collect();
+        let mut unreported: Vec<Policy> = unreported.cloned().collect();
         if let Some((remaining, reset, name)) = least {
             (self.remaining, self.reset) = (Some(remaining), reset);
             policies.sort_by_key(|policy| policy.name != name);
@@ -153,6 +154,7 @@ impl Announcement {
             (self.limit, self.remaining) = (numbers("limit").min(), numbers("remaining").min());
             self.reset = numbers("reset").max().map(Duration::from_secs);
             self.limits.extend(self.limit);
+            unreported.retain(|policy| Some(policy.quota) != self.limit);
         }
         (policies, unreported)
     }
@@ -307,6 +309,10 @@ mod tests {
             assert_eq!(said.at_once, at_once, "{fields:?}");
             assert_eq!(said.slowest, at_once.map(|quota| (quota, Duration::from_secs(1))), "{fields:?}");
         }
+        // Of two with one quota, the names say which one is told of.
+        let equal = ("RateLimit-Policy", "\"minute\";q=100;w=60, \"hour\";q=100;w=3600");
+        let hour = said(200, &[equal, ("RateLimit", "\"minute\";r=99;t=60")]);
+        assert_eq!((hour.at_once, hour.slowest), (Some(100), Some((100, Duration::from_secs(3600)))));
         let three = ("RateLimit-Policy", "\"burst\";q=10;w=1, \"hour\";q=100;w=3600, \"day\";q=1000;w=86400");
         let said = said(200, &[three, ("RateLimit", "\"day\";r=700;t=4000")]);
         assert_eq!((said.at_once, said.slowest), (Some(10), Some((100, Duration::from_secs(3600)))));

@@ -5,7 +5,11 @@ use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, StatusCode};
 
-use super::{announcement::Announcement, config::OutgoingConfig, upstream::Admission};
+use super::{
+    announcement::Announcement,
+    config::OutgoingConfig,
+    upstream::{Admission, UpstreamState},
+};
 use crate::{
     Cause, Key, OnStoreError, RequestPerMinute,
     background::{self, FinishOnDrop},
@@ -66,21 +70,33 @@ impl Attempts {
 
     /// Waits until the next attempt may be sent.
     pub(super) async fn admit(&self, until: Option<Duration>) -> Result<Admission, RequestPerMinute> {
-        let limiter = &self.config.limiter;
         let upstream = self.config.upstream(&self.key);
         match upstream.admit(until).await {
-            Err(refused) if refused.cause() == Cause::Unavailable => match limiter.engine().settings().on_store_error {
-                OnStoreError::Local | OnStoreError::Allow => {
-                    let local = self.config.local_upstream(&self.key);
-                    if upstream.doubt() {
-                        local.doubt(); // what is left of an earlier outage
-                    }
-                    local.admit(until).await
+            Err(refused) if self.is_local(&refused) => {
+                let local = self.config.local_upstream(&self.key);
+                if upstream.doubt() {
+                    local.doubt(); // what is left of an earlier outage
                 }
-                OnStoreError::Deny | OnStoreError::Wait { .. } => Err(refused),
-            },
+                local.admit(until).await
+            }
             admitted => admitted,
         }
+    }
+
+    /// Whether this process decides by itself, as the store is away.
+    fn is_local(&self, refused: &RequestPerMinute) -> bool {
+        let policy = self.config.limiter.engine().settings().on_store_error;
+        refused.cause() == Cause::Unavailable && matches!(policy, OnStoreError::Local | OnStoreError::Allow)
+    }
+
+    /// Takes a retry of the budget. `false` if it is used up.
+    async fn spends(&self, state: &UpstreamState) -> bool {
+        let budget = &self.config.retry_budget;
+        let spent = match state.spend(budget).await {
+            Err(refused) if self.is_local(&refused) => self.config.local_upstream(&self.key).spend(budget).await,
+            spent => spent,
+        };
+        spent.is_ok()
     }
 
     /// Takes in the response, which is `None` after an error. Returns whether to send the request
@@ -101,7 +117,7 @@ impl Attempts {
             return false;
         }
         // A refusal is followed by a pause of all calls, and some of these take no time.
-        if !is_pause && !state.spend(&self.config.retry_budget).await {
+        if !is_pause && !self.spends(&state).await {
             return false;
         }
         self.left -= 1;

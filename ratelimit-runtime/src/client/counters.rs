@@ -113,6 +113,11 @@ impl Counters {
         Ok(Credits::of(&self.take(&CREDITS, 0).await?, asked))
     }
 
+    /// The limit that the probe's response has announced, or what it has fallen to.
+    pub(super) async fn announced_limit(&self) -> Result<u64, RequestPerMinute> {
+        Ok(self.take(&LIMIT, 0).await?.remaining().min(MOST))
+    }
+
     fn now(&self) -> Duration {
         self.limiter.engine().settings().clock.now()
     }

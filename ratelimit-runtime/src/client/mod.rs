@@ -47,11 +47,11 @@
 //!   limit is known before other calls are sent.
 //! - **Calls in flight** when the probe is sent, of all processes, are taken off the new window: the upstream
 //!   may count them there. As some may never have arrived, such a window is cut to 31 seconds (not if it was
-//!   made from a policy of which nothing tells what remains), and one call of it is kept for the next probe.
+//!   made from a policy of which nothing tells what remains), and one call of it is kept for the next probe. If
+//!   no more remain than are in flight, none is kept: the upstream may refuse that probe.
 //! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken off once;
-//!   of several limits in a response, the one at the same place in their order. A process that has not sent the
-//!   probe looks at the largest one.
+//!   of several limits in a response, the one at the same place in their order.
 //!   A higher limit applies from the next window on. What a response tells counts until the window ends, also if its
 //!   own reset comes earlier.
 //! - **After a refusal**, all processes pause within one round trip to the store. A refusal is 429, with or
@@ -116,7 +116,8 @@
 //! - **A call that takes more than 30 seconds**, its wait for the inner service of a layer included, is not taken off a
 //!   window that opens meanwhile.
 //! - **An upstream that allows less than one call per [`Outgoing::longest_pause`]** gets one call in that time
-//!   nevertheless, as a probe. Set a longer time for it.
+//!   nevertheless, as a probe. Set a longer time for it. As no window is longer than an hour, each upstream gets at
+//!   least one call an hour.
 //! - **Rounded seconds.** If an upstream rounds a reset down, the first call after it comes too early, and
 //!   may be refused.
 //! - **`RateLimit-Policy` alone** does not say when the upstream's window begins. So two windows of the client

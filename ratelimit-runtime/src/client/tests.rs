@@ -469,3 +469,19 @@ async fn a_lost_limit_does_not_end_the_window() {
     drop(call);
     assert_eq!(admitted(&upstream).await.len(), 48);
 }
+
+/// With the policy `Local`, the process has a budget of its own then.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_sent_before_an_outage_is_repeated() {
+    let store = Switched::new(Clock::system());
+    let outgoing = Outgoing::new(over(&store, OnStoreError::Local));
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let client = outgoing.layer(service_fn(move |_: Request<()>| {
+        store.is_away(true);
+        let status = if counted.fetch_add(1, SeqCst) == 0 { 502 } else { 200 };
+        async move { Ok::<_, ()>(Response::builder().status(status).body(()).unwrap()) }
+    }));
+    assert_eq!(client.oneshot(request()).await.unwrap().status(), 200);
+    assert_eq!(sent.load(SeqCst), 2);
+}

@@ -81,8 +81,8 @@ struct SeenWindow {
     /// The next permit shows less than this, unless the counter was lost or opened anew.
     left: u64,
     limit: u64,
-    /// The number of larger limits in the response that opened it.
-    larger_limits: usize,
+    /// The number of larger limits in a response. `None` until a process that has not sent the probe has one.
+    larger_limits: Option<usize>,
 }
 
 impl SeenWindow {
@@ -237,7 +237,7 @@ impl UpstreamState {
                     continue;
                 }
                 if !mem::take(&mut self.local().is_used_up) {
-                    self.open_local(asked.saturating_add(known), MOST, MOST, 0);
+                    self.open_local(asked.saturating_add(known), MOST, MOST, None);
                     return Ok(None);
                 }
                 self.wait(known, LOOK_AGAIN, until).await?;
@@ -441,17 +441,26 @@ impl UpstreamState {
             self.close_all().await?;
             return is_set.and(is_paused).and(are_drained).map(drop);
         }
-        let larger_limits = said.limits.iter().filter(|other| (**other).min(MOST) > limit).count();
-        self.open_local(now.saturating_add(length), left, limit, larger_limits);
+        self.open_local(now.saturating_add(length), left, limit, Some(said.larger_limits(limit)));
         Ok(())
     }
 
     /// Lowers what remains to what a response in an open window says. It never rises: a response
     /// may be old, and a higher limit applies from the next window on.
     async fn follow(&self, ends: Duration, said: &Announcement) -> Result<(), RequestPerMinute> {
-        let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
+        let Some(mut window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
+        let larger_limits = match window.larger_limits {
+            Some(known) => known,
+            None if said.limits.is_empty() => 0,
+            None => {
+                window.limit = self.counters.announced_limit().await?;
+                let (limit, larger) = (window.limit, said.larger_limits(window.limit));
+                self.change(ends, |seen| (seen.limit, seen.larger_limits) = (seen.limit.min(limit), Some(larger)));
+                larger
+            }
+        };
         // The next response may tell of another policy, or in another field. It also lists the limit of the window.
-        let limit = said.limits.iter().rev().nth(window.larger_limits).copied().or(said.limit);
+        let limit = said.limits.iter().rev().nth(larger_limits).copied().or(said.limit);
         let lower_limit = limit.filter(|limit| *limit < window.limit);
         let lower_remaining = said.remaining.filter(|remaining| *remaining < window.left);
         if lower_limit.is_none() && lower_remaining.is_none() {
@@ -484,9 +493,9 @@ impl UpstreamState {
         Ok(())
     }
 
-    /// Takes one permit of a budget. `false` if it is used up, or if the store does not answer.
-    pub(super) async fn spend(&self, budget: &Rule) -> bool {
-        self.counters.take(budget, 1).await.is_ok()
+    /// Takes one permit of a budget.
+    pub(super) async fn spend(&self, budget: &Rule) -> Result<(), RequestPerMinute> {
+        self.counters.take(budget, 1).await.map(drop)
     }
 
     async fn is_paused(&self) -> Result<bool, RequestPerMinute> {
@@ -556,7 +565,7 @@ impl UpstreamState {
     }
 
     /// `ends` is counted from before the store was asked, so that it is no later than there.
-    fn open_local(&self, ends: Duration, left: u64, limit: u64, larger_limits: usize) {
+    fn open_local(&self, ends: Duration, left: u64, limit: u64, larger_limits: Option<usize>) {
         // One more than remains: the next permit shows less.
         let seen_at = self.now();
         let window = Some(SeenWindow { ends, seen_at, left: left.saturating_add(1), limit, larger_limits });

@@ -20,6 +20,11 @@ pub(super) struct Window {
 }
 
 impl Announcement {
+    /// The number of limits in the response that are larger than this one, as far as a counter tells.
+    pub(super) fn larger_limits(&self, limit: u64) -> usize {
+        self.limits.iter().filter(|other| (**other).min(MOST) > limit).count()
+    }
+
     pub(super) fn window(&self, longest: Duration) -> Window {
         let of = |(calls, length), is_part| Window { calls, length, is_part };
         let (length, most) = (self.length().unwrap_or(UNSAID), self.at_once.unwrap_or(MOST).min(MOST));

@@ -20,15 +20,21 @@ async fn a_response_that_tells_of_another_policy_does_not_lower_the_limit() {
 /// Beside a larger one, which stays.
 #[tokio::test(start_paused = true)]
 async fn a_limit_that_falls_is_taken_off_once() {
-    let upstream = upstream(&Limiter::in_memory());
-    open(&upstream, Announcement { limit: Some(100), limits: vec![100, 10_000], ..says(99, 60) }).await;
-    let mut calls = Vec::new();
-    for _ in 0..40 {
-        calls.push(admit(&upstream).await.unwrap());
+    for is_same_process in [true, false] {
+        let limiter = Limiter::in_memory();
+        let (one, other) = (upstream(&limiter), upstream(&limiter));
+        open(&one, Announcement { limit: Some(100), limits: vec![100, 10_000], ..says(99, 60) }).await;
+        let follower = if is_same_process { &one } else { &other };
+        let mut calls = Vec::new();
+        for _ in 0..40 {
+            calls.push(admit(follower).await.unwrap());
+        }
+        let fallen = Announcement { limit: Some(50), limits: vec![50, 10_000], ..says(48, 60) };
+        for call in &mut calls[..2] {
+            follower.learn(call, &fallen).await.unwrap();
+        }
+        assert_eq!(admitted(&one).await.len(), 9);
     }
-    let fallen = Announcement { limit: Some(50), limits: vec![50, 10_000], ..says(48, 60) };
-    upstream.learn(&mut calls[0], &fallen).await.unwrap();
-    assert_eq!(admitted(&upstream).await.len(), 9);
 }
 
 /// The counters hold no more than `MOST`.
