@@ -3,7 +3,6 @@
 use std::{
     future::{Future as _, poll_fn},
     pin::pin,
-    task::Poll,
     time::Duration,
 };
 
@@ -11,6 +10,7 @@ use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
     clock::{after, wait_until},
+    observe,
     store::{Reply, StoreError},
 };
 
@@ -29,13 +29,18 @@ pub(crate) async fn within<T>(reply: Reply<T>, end: Instant, deadline: Duration)
     };
     let span = tracing::debug_span!("ask_rate_limit_store");
     let mut timer = pin!(wait_until(end));
-    poll_fn(|context| {
-        let _in_span = span.enter();
-        if let Poll::Ready(answer) = answer.as_mut().poll(context) {
-            return Poll::Ready(Ok(answer));
+    let answered = poll_fn(|context| {
+        let in_span = span.enter();
+        let mut polled = answer.as_mut().poll(context).map(Ok);
+        if polled.is_pending() {
+            let late = |is_late| Err(if is_late { StoreError::late(deadline) } else { StoreError::no_runtime() });
+            polled = timer.as_mut().poll(context).map(late);
         }
-        let no_runtime = StoreError::no_runtime;
-        timer.as_mut().poll(context).map(|is_late| Err(if is_late { StoreError::late(deadline) } else { no_runtime() }))
+        // The answer may have places, which a panic here would lose.
+        observe::shielded(|| drop(in_span));
+        polled
     })
-    .await
+    .await;
+    observe::shielded(|| drop(span));
+    answered
 }

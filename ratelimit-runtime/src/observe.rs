@@ -131,7 +131,7 @@ pub(crate) fn store_round_trip(decisions: usize) {
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn cached_denial(rule: &Rule) {
     #[cfg(feature = "metrics")]
-    recorder::cached_denial(rule);
+    shielded(|| recorder::cached_denial(rule)); // others wait for a prefetch that ends with it
 }
 
 /// Records how long a store took to answer, or a caller waited in vain. The answer may have places without an owner.

@@ -14,7 +14,7 @@ use tokio::sync::{self, Notify};
 use super::{
     announcement::Announcement,
     counters::{ANNOUNCED, CREDITS, Counters, Credits, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
-    window::{UNSAID, Window},
+    window::{SeenWindow, UNSAID, Window},
 };
 use crate::{
     Cause, Limiter, Permit, RequestPerMinute, Rule, background::FinishOnDrop, decision::round_up_ms,
@@ -69,26 +69,6 @@ struct ClearTellingOnDrop<'a>(&'a UpstreamState);
 impl Drop for ClearTellingOnDrop<'_> {
     fn drop(&mut self) {
         self.0.local().telling_in = None;
-    }
-}
-
-/// An open window, as this process has seen it.
-#[derive(Clone, Copy, Debug)]
-struct SeenWindow {
-    ends: Duration,
-    /// It was open by then.
-    seen_at: Duration,
-    /// The next permit shows less than this, unless the counter was lost or opened anew.
-    left: u64,
-    limit: u64,
-    /// The number of larger limits in a response. `None` until a process that has not sent the probe has one.
-    larger_limits: Option<usize>,
-}
-
-impl SeenWindow {
-    /// Whether another process has opened a window since this one was seen.
-    fn is_replaced(&self, credits: Credits) -> bool {
-        credits.opened > self.seen_at
     }
 }
 

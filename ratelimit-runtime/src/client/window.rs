@@ -1,8 +1,11 @@
-//! The window that a response opens.
+//! A window: as a response opens it, and as a process sees it.
 
 use std::time::Duration;
 
-use super::{announcement::Announcement, counters::MOST};
+use super::{
+    announcement::Announcement,
+    counters::{Credits, MOST},
+};
 
 /// The wait after a refusal that says nothing, and the length of a window without an end.
 pub(super) const UNSAID: Duration = Duration::from_secs(1);
@@ -17,6 +20,26 @@ pub(super) struct Window {
     pub(super) length: Duration,
     /// A part of the quota of a policy of which nothing tells what remains.
     pub(super) is_part: bool,
+}
+
+/// An open window, as this process has seen it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SeenWindow {
+    pub(super) ends: Duration,
+    /// It was open by then.
+    pub(super) seen_at: Duration,
+    /// The next permit shows less than this, unless the counter was lost or opened anew.
+    pub(super) left: u64,
+    pub(super) limit: u64,
+    /// The number of larger limits in a response. `None` until a process that has not sent the probe has one.
+    pub(super) larger_limits: Option<usize>,
+}
+
+impl SeenWindow {
+    /// Whether another process has opened a window since this one was seen.
+    pub(super) fn is_replaced(&self, credits: Credits) -> bool {
+        credits.opened > self.seen_at
+    }
 }
 
 impl Announcement {

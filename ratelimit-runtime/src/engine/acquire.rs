@@ -107,13 +107,13 @@ impl Acquire {
             AcquireState::Other(OtherState::All(Some(call))) => call.engine().guard().is_none(),
             AcquireState::Other(_) => false,
         };
-        if is_in_memory && let Poll::Ready(answer) = self.decide(&mut Context::from_waker(Waker::noop()), false) {
-            return answer;
-        }
         let rule = match &self.state {
             AcquireState::Other(OtherState::All(Some(call))) => *call.rule().unwrap_or(&self.rule),
             _ => self.rule,
         };
+        if is_in_memory && let Poll::Ready(answer) = self.decide(&mut Context::from_waker(Waker::noop()), false) {
+            return answer;
+        }
         background::block_on(self).unwrap_or_else(|error| Err(refusal(&rule, error)).inspect_err(observe::refused))
     }
 }
@@ -238,16 +238,19 @@ impl Acquire {
     #[inline(never)]
     fn decide_several(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         if let AcquireState::Other(OtherState::All(place)) = &mut self.state
-            && let Some(answer) = place.as_deref_mut().and_then(SeveralCharges::attempt)
-            && let Some(call) = place.take()
+            && let Some(mut call) = place.take()
         {
-            return match answer {
-                Ok((limit, outcome)) => Poll::Ready(Ok(Permit::new(limit, &outcome, Receipt::Several(call)))),
-                Err(refused) => {
-                    observe::refused(&refused);
-                    Poll::Ready(Err(refused))
+            // A recorder may panic: then the places are freed, and nothing is charged again.
+            match call.attempt() {
+                Some(Ok((limit, outcome))) => {
+                    return Poll::Ready(Ok(Permit::new(limit, &outcome, Receipt::Several(call))));
                 }
-            };
+                Some(Err(refused)) => {
+                    observe::refused(&refused);
+                    return Poll::Ready(Err(refused));
+                }
+                None => *place = Some(call),
+            }
         }
         self.poll_slow(awaits.then_some(context))
     }

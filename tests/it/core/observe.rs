@@ -487,14 +487,52 @@ fn a_recorder_that_panics_takes_no_places() {
     let limiter = Limiter::in_memory();
     let place = Rule::new("place", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let quota = Rule::new("quota", 9, MINUTE);
-    let panics = |call: &dyn Fn()| {
+    let panics = |call: &mut dyn FnMut()| {
         let call = AssertUnwindSafe(|| metrics::with_local_recorder(&PanickingRecorder(&["decisions_total"]), call));
         std::panic::catch_unwind(call).unwrap_err();
     };
-    panics(&|| drop(limiter.acquire_blocking(&place, 1)));
+    panics(&mut || drop(limiter.acquire_blocking(&place, 1)));
     let both = [(&place, Key::new(1), 1), (&quota, Key::new(1), 1)];
-    panics(&|| drop(limiter.acquire_all(&both).now_or_never()));
+    let mut call = Box::pin(limiter.acquire_all(&both));
+    panics(&mut || drop(call.as_mut().now_or_never()));
+    drop(limiter.acquire_blocking(&place, 1).unwrap()); // the call that panicked is not dropped yet
+    panics(&mut || drop(call.as_mut().now_or_never())); // it has ended
     limiter.acquire_blocking(&place, 1).unwrap();
+}
+
+/// A subscriber that panics when a span is left, and when it ends.
+struct PanickingSubscriber;
+
+impl tracing::Subscriber for PanickingSubscriber {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.name() == "ask_rate_limit_store"
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {
+        panic!("a subscriber that does not work");
+    }
+    fn try_close(&self, _: tracing::span::Id) -> bool {
+        panic!("a subscriber that does not work");
+    }
+}
+
+/// Before, the place was taken for a lease, and nobody had it.
+#[tokio::test]
+async fn a_subscriber_that_panics_takes_no_place() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let place = Rule::new("place", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
+    {
+        let _guard = tracing::subscriber::set_default(PanickingSubscriber);
+        drop(limiter.acquire(&place, 1).await.unwrap());
+    }
+    limiter.acquire(&place, 1).await.unwrap();
 }
 
 /// Before, the second panic ended the process.
