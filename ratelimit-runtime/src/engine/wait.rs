@@ -170,7 +170,9 @@ impl AcquireRequest {
                     }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, charges, answer } = *exceeded;
-                        let is_out_of_date = position.refused(&answer);
+                        let by_old_rules =
+                            self.rule_changes.as_ref().is_some_and(|changes| changes.has_changed().unwrap_or(false));
+                        let is_out_of_date = position.refused(&answer) || by_old_rules;
                         if !self.waits_for(reason) {
                             position.probe(); // the others do not wait for this reason, either
                             return Err(refusal);

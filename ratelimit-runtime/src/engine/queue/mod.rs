@@ -425,17 +425,10 @@ impl QueuePosition<'_> {
         state.callers.get(&self.ticket).is_some_and(|caller| caller.counters.iter().any(|counter| counter.id == *id))
     }
 
-    /// Lets the first caller ask, whatever the latest answer was.
+    /// Lets the first caller ask, whatever the latest answer was. An answer on its way says no more.
     pub(crate) fn probe(&self) {
-        self.queues.update(|state, now, wakes| {
-            let ids = state.callers.get(&self.ticket).map(WaitingCaller::ids).unwrap_or_default();
-            for id in &ids {
-                if let Some(queue) = state.queues.get_mut(id) {
-                    queue.probe_at = Duration::ZERO;
-                }
-            }
-            state.advance(ids, now, wakes);
-        });
+        let ids = self.queues.lock().callers.get(&self.ticket).map(WaitingCaller::ids);
+        ids.into_iter().flatten().for_each(|id| self.queues.changed_id(id));
     }
 
     /// The latest refusal, and the time of the caller's turn if all callers ahead of it stay.

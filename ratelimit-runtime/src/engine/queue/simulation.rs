@@ -295,6 +295,23 @@ fn a_change_during_the_first_request_of_a_caller_is_not_missed() {
     assert_eq!(position.look(), Ok(Turn::Ask { early: true }));
 }
 
+/// As after a change of the rules: the answer to the request on its way is by the old ones.
+#[test]
+fn a_probe_during_the_request_of_another_caller_is_not_missed() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), true);
+    let charges = of_user_and_all(0);
+    let answer = StoreAnswer::of(&charges, clock.now());
+    let [asks, waits] = [Some((&answer, queues.changes(&charges))), None]
+        .map(|answer| queues.join(queues.ticket(), &charges, answer).expect("there is space in the queue"));
+    clock.advance(HOUR);
+    assert_eq!(asks.look(), Ok(Turn::Ask { early: false }));
+    waits.probe();
+    asks.refused(&StoreAnswer::of(&charges, clock.now()));
+    drop(asks);
+    assert_eq!(waits.look(), Ok(Turn::Ask { early: true }));
+}
+
 #[test]
 fn each_waiting_caller_knows_the_refusal_and_the_time_of_its_own_turn() {
     let clock = ManualClock::new();
