@@ -147,12 +147,16 @@ impl Guard {
 
     /// Refunds, in the background, a cost that was spent for a caller who has left. Others may wait for it.
     fn return_spent(&self, id: CounterId, cost: u64, outcome: Outcome) {
+        self.refund_for_others(id, self.refund_spent(id, cost, outcome.receipt));
+    }
+
+    /// Awaits a refund in the background, see [`GuardInner::refund_in_background`]. Then others may ask again.
+    fn refund_for_others(&self, id: CounterId, refund: Reply<Result<u64, StoreError>>) -> Option<JoinHandle<()>> {
         let refunds = self.0.refunds.clone();
-        let refund = self.refund_spent(id, cost, outcome.receipt).map(move |refunded| {
+        self.0.refund_in_background(refund.map(move |refunded| {
             refunds.refunded(id, false);
             refunded
-        });
-        self.0.refund_in_background(refund);
+        }))
     }
 
     /// Does what must wait until the lock is free: answers callers and refunds. Returns the next
@@ -164,7 +168,7 @@ impl Guard {
             }
         }
         if let Some(charge) = refund {
-            self.0.refund_in_background(self.refund_upstream(charge.into()));
+            self.refund_for_others(id, self.refund_upstream(charge.into()));
         }
         prefetch
     }
@@ -225,7 +229,7 @@ impl PrefetchTask {
         let guard = Arc::clone(&self.guard.0);
         loop {
             if let Some(charge) = prefetch.refund.take()
-                && let Some(refund) = guard.refund_in_background(self.guard.refund_upstream(charge.into()))
+                && let Some(refund) = self.guard.refund_for_others(self.id, self.guard.refund_upstream(charge.into()))
             {
                 let _ = timeout(guard.deadline / 2, refund).await; // it goes on after that
             }

@@ -620,3 +620,23 @@ async fn a_prefetch_of_a_caller_who_left_goes_to_one_who_waits() {
     store.release();
     ends(waiting).await.unwrap().unwrap();
 }
+
+/// A caller under a new count has the permits of the old one refunded. Then there is room for those who wait.
+#[tokio::test]
+async fn refunded_permits_of_an_old_count_go_to_one_who_waits() {
+    let (limiter, store, _clock) = on_plain_store();
+    let [old, new] = [20, 10].map(|count| hourly(count, FIXED).with_prefetch(10));
+    store.hold();
+    let one = begin(Box::pin(limiter.acquire(&old, 1)));
+    eventually("its prefetch is on its way", async || store.calls() == 1).await;
+    let waiter = limiter.clone();
+    let waiting = tokio::spawn(async move { waiter.acquire_within(&new, 1, 7200 * SECOND).await });
+    eventually("a call under another count asks the store", async || store.calls() == 2).await;
+    store.release();
+    ends(one).await.unwrap(); // 10 are charged, 9 of them are here
+    store.release(); // it is refused
+    sleep(50 * MS).await; // it stands in the queue
+    (0..9).for_each(|_| store.release());
+    ends(limiter.acquire(&new, 1)).await.unwrap();
+    ends(waiting).await.unwrap().unwrap();
+}
