@@ -170,9 +170,7 @@ impl AcquireRequest {
                     }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, charges, answer } = *exceeded;
-                        let by_old_rules =
-                            self.rule_changes.as_ref().is_some_and(|changes| changes.has_changed().unwrap_or(false));
-                        let is_out_of_date = position.refused(&answer) || by_old_rules;
+                        let is_out_of_date = position.refused(&answer) || have_changed(self.rule_changes.as_ref());
                         if !self.waits_for(reason) {
                             position.probe(); // the others do not wait for this reason, either
                             return Err(refusal);
@@ -255,6 +253,11 @@ impl AcquireRequest {
             }
         }
     }
+}
+
+/// Whether the rules have changed since the caller has seen them.
+fn have_changed(rules: Option<&Receiver<()>>) -> bool {
+    rules.is_some_and(|changes| changes.has_changed().unwrap_or(false))
 }
 
 /// Waits for a change of the rules.
