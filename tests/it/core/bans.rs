@@ -188,6 +188,29 @@ async fn no_charge_is_forgotten_by_a_short_ban() {
     }
 }
 
+/// It leaves an empty bucket in front of those that count.
+#[tokio::test]
+async fn a_refunded_charge_makes_no_ban_longer() {
+    for timed in Timed::both().await {
+        for (buckets, weighted) in [(1, true), (4, true), (4, false)] {
+            let rule = Rule::new("item", 10, MINUTE).with_algorithm(Algorithm::SlidingWindow { buckets, weighted });
+            let (keys, limiter) = ([fresh_key(), fresh_key()], &timed.limiter);
+            for key in keys {
+                limiter.acquire(&rule, key).await.unwrap();
+            }
+            timed.advance(MINUTE / u32::try_from(buckets).unwrap());
+            let refunded = limiter.acquire(&rule, keys[1]).await.unwrap();
+            assert_eq!(refunded.refund().await.unwrap(), 1);
+            let mut bans = Vec::new();
+            for key in keys {
+                limiter.ban(&rule, key, SECOND).await.unwrap();
+                bans.push(banned(limiter.acquire(&rule, key).await));
+            }
+            assert_eq!(bans[0], bans[1], "{}", timed.of(&rule));
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_log_goes_on_below_a_ban() {
     for timed in Timed::both().await {

@@ -11,7 +11,7 @@ use redis::Value;
 use super::contract::{Ban, Evaluation, HalfLine, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
-    contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
+    contract::{LuaScript, RedisScript, UNBAN},
     wire::{PackedNumbers, pack, unpack},
 };
 #[cfg(feature = "redis")]
@@ -397,7 +397,7 @@ impl RedisScript for SlidingWindow {
         stored: "value",
         fitting: "local fitting = (its_count - select(2, struct.unpack('<dd', reply, 2))) / its_cost",
         has_value: true,
-        ban: ban_of_string!("struct.pack('<dd', 1e999, ban)"),
+        ban: include_str!("ban.lua"),
         unban: UNBAN,
         refund: include_str!("refund.lua"),
         refund_args: "cost, size, earlier, weighted, charged",
