@@ -3,6 +3,7 @@
 use std::{
     future::{Future as _, poll_fn},
     pin::pin,
+    task::Poll,
     time::Duration,
 };
 
@@ -30,17 +31,11 @@ pub(crate) async fn within<T>(reply: Reply<T>, end: Instant, deadline: Duration)
     let span = tracing::debug_span!("ask_rate_limit_store");
     let mut timer = pin!(wait_until(end));
     let answered = poll_fn(|context| {
-        let in_span = span.enter();
-        let mut polled = answer.as_mut().poll(context).map(Ok);
-        if polled.is_pending() {
-            let late = |is_late| Err(if is_late { StoreError::late(deadline) } else { StoreError::no_runtime() });
-            polled = timer.as_mut().poll(context).map(late);
+        if let Poll::Ready(answer) = answer.as_mut().poll(context) {
+            return Poll::Ready(Ok(answer));
         }
-        // The answer may have places, which a panic here would lose.
-        observe::shielded(|| drop(in_span));
-        polled
-    })
-    .await;
-    observe::shielded(|| drop(span));
-    answered
+        let no_runtime = StoreError::no_runtime;
+        timer.as_mut().poll(context).map(|is_late| Err(if is_late { StoreError::late(deadline) } else { no_runtime() }))
+    });
+    observe::in_span(span, pin!(answered)).await
 }

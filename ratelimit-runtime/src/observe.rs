@@ -4,18 +4,36 @@
 
 use std::{
     collections::BTreeMap,
+    future::{Future, poll_fn},
     panic::{self, AssertUnwindSafe},
+    pin::Pin,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
+use tracing::{
+    Span,
+    level_filters::{LevelFilter, STATIC_MAX_LEVEL},
+};
 
 use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
 
 /// Records what others than its caller depend on. A recorder or a log subscriber may panic: that ends only the record.
 pub(crate) fn shielded(record: impl FnOnce()) {
     let _ = panic::catch_unwind(AssertUnwindSafe(record));
+}
+
+/// Awaits a future within a span. A panic of a subscriber does not lose the output, which may have places.
+pub(crate) async fn in_span<F: Future>(span: Span, mut future: Pin<&mut F>) -> F::Output {
+    let output = poll_fn(|context| {
+        let in_span = span.enter();
+        let polled = future.as_mut().poll(context);
+        shielded(|| drop(in_span));
+        polled
+    })
+    .await;
+    shielded(|| drop(span));
+    output
 }
 
 /// Records that a rule admitted a call, and what remains of its limit.
@@ -131,7 +149,7 @@ pub(crate) fn store_round_trip(decisions: usize) {
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn cached_denial(rule: &Rule) {
     #[cfg(feature = "metrics")]
-    shielded(|| recorder::cached_denial(rule)); // others wait for a prefetch that ends with it
+    shielded(|| recorder::cached_denial(rule)); // a panic would end a prefetch that others wait for
 }
 
 /// Records how long a store took to answer, or a caller waited in vain. The answer may have places without an owner.

@@ -89,7 +89,7 @@ impl Attempts {
         refused.cause() == Cause::Unavailable && matches!(policy, OnStoreError::Local | OnStoreError::Allow)
     }
 
-    /// Takes a retry of the budget. `false` if it is used up.
+    /// Takes one retry from the budget. `false` if it is used up.
     async fn spends(&self, state: &UpstreamState) -> bool {
         let budget = &self.config.retry_budget;
         let spent = match state.spend(budget).await {

@@ -70,9 +70,10 @@ pub(super) struct Credits {
 
 impl Credits {
     fn of(permit: &Permit, asked: Duration) -> Self {
-        // A store may count whole milliseconds.
-        let opened = asked.saturating_add(permit.reset_after()).saturating_sub(LIFETIME + Duration::from_millis(10));
-        Self { left: permit.remaining(), opened }
+        let age = LIFETIME.saturating_sub(permit.reset_after());
+        // A store may count whole milliseconds, and its clock may run faster or slower than that of the process.
+        let margin = Duration::from_millis(10) + age / 1000;
+        Self { left: permit.remaining(), opened: asked.saturating_sub(age + margin) }
     }
 }
 
@@ -105,12 +106,18 @@ impl Counters {
     pub(super) async fn take_credit(&self) -> Result<(Credits, Permit), RequestPerMinute> {
         let asked = self.now();
         let permit = self.take_all(&[CREDITS, IN_FLIGHT]).await?;
-        Ok((Credits::of(&permit, asked), self.split_flight(permit)?.0))
+        Ok((Credits::of(&permit, self.last_asked(asked)), self.split_flight(permit)?.0))
     }
 
     pub(super) async fn credits(&self) -> Result<Credits, RequestPerMinute> {
         let asked = self.now();
-        Ok(Credits::of(&self.take(&CREDITS, 0).await?, asked))
+        let permit = self.take(&CREDITS, 0).await?;
+        Ok(Credits::of(&permit, self.last_asked(asked)))
+    }
+
+    /// The time of the request that was answered now, or before. Others may have failed since `asked`.
+    fn last_asked(&self, asked: Duration) -> Duration {
+        asked.max(self.now().saturating_sub(self.limiter.engine().settings().deadline))
     }
 
     /// The limit that the probe's response has announced, or what it has fallen to.

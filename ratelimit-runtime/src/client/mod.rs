@@ -38,7 +38,8 @@
 //! - **A call may still be refused** by the upstream, if its limit falls, or if others use the same
 //!   credential. Then all processes pause.
 //! - **Cost.** Each call takes two round trips to the store: one before it is sent, and one in the background
-//!   when it is answered. A probe, and a call that waits for a window, take a few more.
+//!   when it is answered. A probe, a call that waits for a window, and a response that tells of less than its
+//!   process knows, take a few more.
 //!
 //! # How a limit is kept
 //!
@@ -116,8 +117,8 @@
 //! - **A call that takes more than 30 seconds**, its wait for the inner service of a layer included, is not taken off a
 //!   window that opens meanwhile.
 //! - **An upstream that allows less than one call per [`Outgoing::longest_pause`]** gets one call in that time
-//!   nevertheless, as a probe. Set a longer time for it. As no window is longer than an hour, each upstream gets at
-//!   least one call an hour.
+//!   nevertheless, as a probe. Set a longer time for it. A window lasts for an hour at most. So calls that wait
+//!   probe at least once an hour, except in a pause.
 //! - **Rounded seconds.** If an upstream rounds a reset down, the first call after it comes too early, and
 //!   may be refused.
 //! - **`RateLimit-Policy` alone** does not say when the upstream's window begins. So two windows of the client
@@ -162,6 +163,7 @@ mod fields;
 mod layer;
 #[cfg(feature = "reqwest-middleware")]
 mod middleware;
+mod pauses;
 #[cfg(all(test, not(model_check)))]
 mod tests;
 mod upstream;

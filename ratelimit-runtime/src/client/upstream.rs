@@ -4,7 +4,7 @@
 //! says how many calls remain, and for how long. See `counters.rs` for what the store keeps.
 
 use std::{
-    mem, process,
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -25,18 +25,18 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
 /// The time after a window for which a response without fields is not taken for the upstream's.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// A waiting process looks again after this time, as another one may have learnt of a new window.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The pause while another call probes, and before other processes learn of a pause. It doubles each time.
-const FIRST_POLL: Duration = Duration::from_millis(10);
+pub(super) const FIRST_POLL: Duration = Duration::from_millis(10);
 const LONGEST_POLL: Duration = Duration::from_millis(250);
 
 /// One upstream, as this process sees it.
 #[derive(Debug)]
 pub(super) struct UpstreamState {
-    counters: Counters,
+    pub(super) counters: Counters,
     /// Waits end when it is closed. The counters may be of another one.
     limiter: Limiter,
-    longest_pause: Duration,
+    pub(super) longest_pause: Duration,
     local: Mutex<LocalView>,
     /// Held by the task that looks for an open window. The others of the process wait for it.
     turn: sync::Mutex<()>,
@@ -45,14 +45,14 @@ pub(super) struct UpstreamState {
 
 /// The knowledge of the process, without asking the store.
 #[derive(Debug, Default)]
-struct LocalView {
-    window: Option<SeenWindow>,
+pub(super) struct LocalView {
+    pub(super) window: Option<SeenWindow>,
     /// Nothing remains of the open window.
     is_used_up: bool,
     /// The number of pauses that the upstream asked of this process. A call that was admitted before may not be sent.
-    pauses: u64,
+    pub(super) pauses: u64,
     /// The end of the latest pause that was asked of this process. It holds whatever the store says.
-    paused_until: Duration,
+    pub(super) paused_until: Duration,
     /// The number of calls that were not counted in the store.
     uncounted: u64,
     /// The value of `uncounted` when the store's window was last closed for them.
@@ -60,16 +60,7 @@ struct LocalView {
     /// The time of the latest uncounted call.
     doubted_at: Duration,
     /// A task of this process tells others of the pause. A fork copies this, but has no such task.
-    telling_in: Option<u32>,
-}
-
-/// Clears `telling_in` when the task that tells other processes of a pause ends early.
-struct ClearTellingOnDrop<'a>(&'a UpstreamState);
-
-impl Drop for ClearTellingOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.local().telling_in = None;
-    }
+    pub(super) telling_in: Option<u32>,
 }
 
 /// A call that may be sent. Dropping that of a probe lets another call probe.
@@ -156,17 +147,23 @@ impl UpstreamState {
             let pauses = self.local().pauses;
             if let Some(window) = self.window() {
                 match counters.take_credit().await {
-                    Ok((credits @ Credits { left, .. }, flight)) => {
-                        let admission = self.admission(window.ends, pauses, Some(flight), None);
-                        if left < window.left && !window.is_replaced(credits) && admission.is_current() {
-                            self.change(window.ends, |seen| seen.left = seen.left.min(left));
+                    Ok((credits, flight)) => {
+                        let mut admission = self.admission(window.ends, pauses, Some(flight), None);
+                        let is_admitted = if credits.left >= MOST {
+                            // The store has lost the counter. A probe is as good as a new one.
+                            counters.reset(&KNOWN).await?;
+                            false
+                        } else if window.is_replaced(credits) {
+                            self.close(window.ends, false);
+                            self.join_window(&counters, credits, &mut admission).await?
+                        } else {
+                            credits.left < window.left
+                        };
+                        if is_admitted && admission.is_current() {
+                            self.change(admission.window_ends, |seen| seen.left = seen.left.min(credits.left));
                             return Ok(admission);
                         }
                         drop(admission);
-                        if left >= MOST {
-                            // The store has lost the counter. A probe is as good as a new one.
-                            counters.reset(&KNOWN).await?;
-                        }
                         self.close(window.ends, false);
                     }
                     Err(refused) if refused.cause() == Cause::Exceeded => self.close(window.ends, true),
@@ -192,6 +189,29 @@ impl UpstreamState {
         Admission { state: Arc::clone(self), window_ends, pauses, is_sent: false, flight, probe, in_flight: 0 }
     }
 
+    /// For a call whose credit is of a window that another process has opened. `false` if that has ended, too.
+    async fn join_window(
+        &self,
+        counters: &Counters,
+        credits: Credits,
+        admission: &mut Admission,
+    ) -> Result<bool, RequestPerMinute> {
+        let asked = self.now();
+        let known = counters.left_of(&KNOWN).await?;
+        let seen_at = self.now();
+        if known.is_zero() || !counters.left_of(&PAUSE).await?.is_zero() {
+            return Ok(false);
+        }
+        admission.window_ends = if let Some(window) = self.window().filter(|window| !window.is_replaced(credits)) {
+            window.ends // another call of this process has joined it
+        } else {
+            let ends = asked.saturating_add(known);
+            self.open_local(ends, seen_at, MOST, MOST, None);
+            ends
+        };
+        Ok(true)
+    }
+
     /// Waits until a window is open, or until this call may probe.
     async fn find_window(
         self: &Arc<Self>,
@@ -209,6 +229,7 @@ impl UpstreamState {
             self.wait_for_pause(until).await?;
             let asked = self.now();
             let known = counters.left_of(&KNOWN).await?;
+            let seen_at = self.now();
             if !known.is_zero() {
                 // Its probe had an answer, and then another call was refused.
                 let pause = counters.left_of(&PAUSE).await?;
@@ -217,7 +238,7 @@ impl UpstreamState {
                     continue;
                 }
                 if !mem::take(&mut self.local().is_used_up) {
-                    self.open_local(asked.saturating_add(known), MOST, MOST, None);
+                    self.open_local(asked.saturating_add(known), seen_at, MOST, MOST, None);
                     return Ok(None);
                 }
                 self.wait(known, LOOK_AGAIN, until).await?;
@@ -328,61 +349,8 @@ impl UpstreamState {
         self.counters.are_counted()
     }
 
-    /// Stops the calls of this process for the announced time, whether the store answers or not.
-    pub(super) fn pause_here(&self, said: &Announcement) {
-        let ends = self.now().saturating_add(self.pause_of(said));
-        let mut local = self.local();
-        local.window = None;
-        local.pauses += 1;
-        local.paused_until = local.paused_until.max(ends);
-    }
-
-    pub(super) fn pause_of(&self, said: &Announcement) -> Duration {
-        let reset = said.length().filter(|_| said.remaining == Some(0));
-        said.retry_after.or(reset).unwrap_or(UNSAID).min(self.longest_pause)
-    }
-
-    /// Stops all processes for the announced time. Then one call probes.
-    async fn pause(&self, said: &Announcement) -> Result<(), RequestPerMinute> {
-        self.pause_here(said);
-        self.pause_all(self.pause_of(said)).await
-    }
-
-    /// Tells other processes the rest of this process' pause, until the store has answered. One task does that for
-    /// all refused calls.
-    pub(super) async fn pause_later(&self) {
-        let here = Some(process::id());
-        if mem::replace(&mut self.local().telling_in, here) == here {
-            return;
-        }
-        let (telling, mut wait) = (ClearTellingOnDrop(self), FIRST_POLL);
-        loop {
-            self.sleep(wait).await;
-            let paused_until = self.local().paused_until;
-            let left = paused_until.saturating_sub(self.now());
-            if left.is_zero() || self.pause_all(left).await.is_ok() {
-                let mut local = self.local();
-                if local.paused_until == paused_until {
-                    local.telling_in = None; // under the lock: a later refusal begins a new task
-                    drop(local);
-                    return mem::forget(telling);
-                }
-            }
-            wait = (2 * wait).min(LOOK_AGAIN);
-        }
-    }
-
-    /// Takes the credits in the first round trip, as most calls look at nothing else. Then, when the
-    /// timer is set, once more: whoever opens a window looks at the timer last.
-    async fn pause_all(&self, pause: Duration) -> Result<(), RequestPerMinute> {
-        let timer = self.counters.set_timer(PAUSE.prefix(), pause);
-        let (timer, credits) = tokio::join!(timer, self.counters.take_all_credits());
-        timer.and(credits)?;
-        self.close_all().await
-    }
-
     /// Closes the window of all processes. It may not be cancelled, as [`Self::drain`].
-    async fn close_all(&self) -> Result<(), RequestPerMinute> {
+    pub(super) async fn close_all(&self) -> Result<(), RequestPerMinute> {
         self.counters.take_all_credits().await?;
         self.counters.reset(&KNOWN).await
     }
@@ -421,7 +389,7 @@ impl UpstreamState {
             self.close_all().await?;
             return is_set.and(is_paused).and(are_drained).map(drop);
         }
-        self.open_local(now.saturating_add(length), left, limit, Some(said.larger_limits(limit)));
+        self.open_local(now.saturating_add(length), now, left, limit, Some(said.larger_limits(limit)));
         Ok(())
     }
 
@@ -446,7 +414,8 @@ impl UpstreamState {
         if lower_limit.is_none() && lower_remaining.is_none() {
             return Ok(());
         }
-        if window.is_replaced(self.counters.credits().await?) {
+        let credits = self.counters.credits().await?;
+        if window.is_replaced(credits) {
             self.close(ends, false);
             return Ok(());
         }
@@ -456,7 +425,9 @@ impl UpstreamState {
             lowered = self.lower_limit(limit).await;
         }
         if let Some(remaining) = lower_remaining {
-            self.counters.lower(&CREDITS, remaining).await?;
+            if remaining < credits.left {
+                self.counters.lower(&CREDITS, remaining).await?;
+            }
             self.change(ends, |seen| seen.left = seen.left.min(remaining + 1));
         }
         lowered
@@ -478,31 +449,14 @@ impl UpstreamState {
         self.counters.take(budget, 1).await.map(drop)
     }
 
-    async fn is_paused(&self) -> Result<bool, RequestPerMinute> {
-        // The probe itself has charged the timer with a millisecond.
-        let least = Duration::from_millis(1);
-        Ok(!self.pause_left().is_zero() || self.counters.left_of(&PAUSE).await? > least)
-    }
-
-    /// The time left of the latest pause that was asked of this process.
-    pub(super) fn pause_left(&self) -> Duration {
-        let paused_until = self.local().paused_until;
-        paused_until.saturating_sub(self.now())
-    }
-
-    async fn wait_for_pause(&self, until: Option<Duration>) -> Result<(), RequestPerMinute> {
-        loop {
-            let left = self.pause_left();
-            if left.is_zero() {
-                return Ok(());
-            }
-            self.wait(left, left, until).await?;
-        }
-    }
-
     /// Waits for a time after which a call may be sent, or for a part of it. Fails at once if that is
     /// after `until`.
-    async fn wait(&self, time: Duration, part: Duration, until: Option<Duration>) -> Result<(), RequestPerMinute> {
+    pub(super) async fn wait(
+        &self,
+        time: Duration,
+        part: Duration,
+        until: Option<Duration>,
+    ) -> Result<(), RequestPerMinute> {
         if until.is_some_and(|until| until < self.now().saturating_add(time)) {
             return Err(refusal(time));
         }
@@ -530,7 +484,7 @@ impl UpstreamState {
         clock.sleep_until(clock.now().saturating_add(time)).await;
     }
 
-    fn local(&self) -> MutexGuard<'_, LocalView> {
+    pub(super) fn local(&self) -> MutexGuard<'_, LocalView> {
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -545,12 +499,11 @@ impl UpstreamState {
     }
 
     /// `ends` is counted from before the store was asked, so that it is no later than there.
-    fn open_local(&self, ends: Duration, left: u64, limit: u64, larger_limits: Option<usize>) {
+    fn open_local(&self, ends: Duration, seen_at: Duration, left: u64, limit: u64, larger_limits: Option<usize>) {
         // One more than remains: the next permit shows less.
-        let seen_at = self.now();
         let window = Some(SeenWindow { ends, seen_at, left: left.saturating_add(1), limit, larger_limits });
         let mut local = self.local();
-        if local.paused_until <= seen_at && local.uncounted == local.closed_for {
+        if local.paused_until <= self.now() && local.uncounted == local.closed_for {
             (local.window, local.is_used_up) = (window, false);
         }
     }

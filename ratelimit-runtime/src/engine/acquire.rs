@@ -39,7 +39,7 @@ use crate::{
 /// pieces that overlap, and the processor stalls when it reads them.
 #[repr(C)]
 pub struct Acquire {
-    /// Of several charges, none. Their rules and costs are in the state.
+    /// [`NO_RULE`] for several charges: their rules and costs are in the state.
     rule: Rule,
     cost: u64,
     options: AcquireOptions,

@@ -2,12 +2,12 @@
 
 use std::{
     future::{Future, pending},
+    pin::pin,
     time::Duration,
 };
 
 use smallvec::SmallVec;
 use tokio::sync::watch::Receiver;
-use tracing::Instrument as _;
 
 use super::{
     ask::{AcquireResult, RefundOnDrop},
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     RequestPerMinute, Rule,
     counter::CounterId,
-    observe::WaitTimer,
+    observe::{self, WaitTimer},
     rule::RuleId,
     store::{Charges, StoreError},
 };
@@ -62,7 +62,7 @@ impl AcquireRequest {
         self.is_observed = true;
         let timer = WaitTimer::start(&rule);
         let span = tracing::debug_span!("wait_for_rate_limit", rule = rule.prefix());
-        let answer = wait(self).instrument(span).await;
+        let answer = observe::in_span(span, pin!(wait(self))).await;
         timer.stop(answer.is_ok());
         answer
     }

@@ -425,7 +425,7 @@ impl QueuePosition<'_> {
         state.callers.get(&self.ticket).is_some_and(|caller| caller.counters.iter().any(|counter| counter.id == *id))
     }
 
-    /// Lets the first caller ask, whatever the latest answer was. An answer on its way says no more.
+    /// Lets the first caller ask, whatever the latest answer was. An answer that is on its way is out of date.
     pub(crate) fn probe(&self) {
         let ids = self.queues.lock().callers.get(&self.ticket).map(WaitingCaller::ids);
         ids.into_iter().flatten().for_each(|id| self.queues.changed_id(id));
