@@ -72,7 +72,7 @@ impl Credits {
     fn of(permit: &Permit, asked: Duration) -> Self {
         let age = LIFETIME.saturating_sub(permit.reset_after());
         // A store may count whole milliseconds, and its clock may run faster or slower than that of the process.
-        let margin = Duration::from_millis(10) + age / 1000;
+        let margin = Duration::from_millis(10) + age / 10_000;
         Self { left: permit.remaining(), opened: asked.saturating_sub(age + margin) }
     }
 }
@@ -111,13 +111,17 @@ impl Counters {
 
     pub(super) async fn credits(&self) -> Result<Credits, RequestPerMinute> {
         let asked = self.now();
-        let permit = self.take(&CREDITS, 0).await?;
-        Ok(Credits::of(&permit, self.last_asked(asked)))
+        Ok(Credits::of(&self.take(&CREDITS, 0).await?, asked))
     }
 
-    /// The time of the request that was answered now, or before. Others may have failed since `asked`.
+    /// The time of the request that was answered now, or before. With [`OnStoreError::Wait`], others may have failed
+    /// since `asked`.
     fn last_asked(&self, asked: Duration) -> Duration {
-        asked.max(self.now().saturating_sub(self.limiter.engine().settings().deadline))
+        let settings = self.limiter.engine().settings();
+        match settings.on_store_error {
+            OnStoreError::Wait { .. } => asked.max(self.now().saturating_sub(settings.deadline)),
+            _ => asked,
+        }
     }
 
     /// The limit that the probe's response has announced, or what it has fallen to.

@@ -149,18 +149,21 @@ impl UpstreamState {
                 match counters.take_credit().await {
                     Ok((credits, flight)) => {
                         let mut admission = self.admission(window.ends, pauses, Some(flight), None);
+                        let is_replaced = window.is_replaced(credits);
                         let is_admitted = if credits.left >= MOST {
                             // The store has lost the counter. A probe is as good as a new one.
                             counters.reset(&KNOWN).await?;
                             false
-                        } else if window.is_replaced(credits) {
+                        } else if is_replaced {
                             self.close(window.ends, false);
                             self.join_window(&counters, credits, &mut admission).await?
                         } else {
                             credits.left < window.left
                         };
                         if is_admitted && admission.is_current() {
-                            self.change(admission.window_ends, |seen| seen.left = seen.left.min(credits.left));
+                            if !is_replaced {
+                                self.change(window.ends, |seen| seen.left = seen.left.min(credits.left));
+                            }
                             return Ok(admission);
                         }
                         drop(admission);
@@ -202,6 +205,9 @@ impl UpstreamState {
         if known.is_zero() || !counters.left_of(&PAUSE).await?.is_zero() {
             return Ok(false);
         }
+        if self.now().saturating_sub(asked) > FLIGHT / 2 {
+            return Ok(false); // the call may not count as in flight any more, and the window may be a later one
+        }
         admission.window_ends = if let Some(window) = self.window().filter(|window| !window.is_replaced(credits)) {
             window.ends // another call of this process has joined it
         } else {
@@ -236,6 +242,9 @@ impl UpstreamState {
                 if !pause.is_zero() {
                     self.wait(pause, LOOK_AGAIN, until).await?;
                     continue;
+                }
+                if self.window().is_some() {
+                    return Ok(None); // a call whose window was replaced has joined it
                 }
                 if !mem::take(&mut self.local().is_used_up) {
                     self.open_local(asked.saturating_add(known), seen_at, MOST, MOST, None);
