@@ -11,14 +11,20 @@ async fn replace(upstream: &Arc<UpstreamState>, said: Announcement) {
     open(upstream, said).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_process_that_has_seen_the_window_before_does_not_use_what_is_left_of_the_new_one() {
+/// Two processes. The first one has opened a window of 300 seconds, 10 seconds ago.
+async fn processes_that_have_seen_a_window() -> (Arc<UpstreamState>, Arc<UpstreamState>) {
     let limiter = Limiter::in_memory();
     let (one, other) = (upstream(&limiter), upstream(&limiter));
     open(&one, says(100, 300)).await;
     let mut seen = admit(&other).await.unwrap();
     other.learn(&mut seen, &says(99, 299)).await.unwrap();
     sleep(10 * SECOND).await;
+    (one, other)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_has_seen_the_window_before_does_not_use_what_is_left_of_the_new_one() {
+    let (one, other) = processes_that_have_seen_a_window().await;
     replace(&one, says(40, 5)).await;
     sleep(80 * SECOND).await;
     assert_eq!(admitted(&other).await.len(), 1, "a probe");
@@ -26,12 +32,7 @@ async fn a_process_that_has_seen_the_window_before_does_not_use_what_is_left_of_
 
 #[tokio::test(start_paused = true)]
 async fn a_process_that_has_seen_the_window_before_uses_the_new_one() {
-    let limiter = Limiter::in_memory();
-    let (one, other) = (upstream(&limiter), upstream(&limiter));
-    open(&one, says(100, 300)).await;
-    let mut seen = admit(&other).await.unwrap();
-    other.learn(&mut seen, &says(99, 299)).await.unwrap();
-    sleep(10 * SECOND).await;
+    let (one, other) = processes_that_have_seen_a_window().await;
     replace(&one, says(40, 300)).await;
     assert_eq!(admitted(&other).await.len(), 40);
 }
