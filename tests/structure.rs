@@ -601,3 +601,69 @@ fn the_guide_lists_each_log_event_and_metric() {
     assert!(events > 25, "only {events} log events were found");
     assert!(missing.is_empty(), "log events and metrics that guide/operations.md does not list:\n{missing}");
 }
+
+/// All texts of the workspace by their paths in it, without what a build makes.
+fn texts(folder: &Path, root: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+        let name = entry.strip_prefix(root).expect("a path in the workspace").to_string_lossy().into_owned();
+        if entry.is_dir() {
+            if name != ".git" && name != "target" {
+                found.append(&mut texts(&entry, root));
+            }
+        } else if let Ok(text) = fs::read_to_string(&entry) {
+            found.push((name, text));
+        }
+    }
+    found
+}
+
+/// The pages for maintainers name files and items in backticks. A name right behind a file is in that file.
+#[test]
+fn the_files_and_names_in_the_pages_for_maintainers_exist() {
+    const PAGES: [&str; 2] = ["CONTRIBUTING.md", "docs/where_to_look.md"];
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    let (pages, sources): (Vec<_>, Vec<_>) =
+        texts(workspace, workspace).into_iter().partition(|(file, _)| PAGES.contains(&file.as_str()));
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let words_of = |text| str::split(text, |c| !is_word(c)).collect::<BTreeSet<_>>();
+    let words: BTreeSet<&str> = sources.iter().flat_map(|(_, text)| words_of(text)).collect();
+    let (mut checked, mut missing) = (0, String::new());
+    for (page, text) in &pages {
+        let parts: Vec<_> = text.split('`').collect();
+        // Every second part is code, and what is right behind it follows two parts later.
+        for (at, code) in parts.iter().enumerate().skip(1).step_by(2) {
+            let named = |code: &str| code.split("::").all(|word| !word.is_empty() && word.chars().all(is_word));
+            let is_path = code.chars().all(|c| is_word(c) || matches!(c, '/' | '.' | '-'));
+            let is_file = [".rs", ".lua", ".md", ".toml", ".html", "/"].iter().any(|end| code.ends_with(end));
+            if named(code) {
+                checked += 1;
+                if !code.split("::").all(|word| words.contains(word)) {
+                    let _ = writeln!(missing, "{page}: no {code} in the workspace");
+                }
+            } else if is_path && is_file {
+                checked += 1;
+                let path = match code.strip_prefix("macros/") {
+                    Some(rest) => format!("/ratelimit-macros/src/{rest}"),
+                    None => format!("/{code}"),
+                };
+                let is_meant = |file: &str| {
+                    let file = format!("/{file}");
+                    if path.ends_with('/') { file.contains(&path) } else { file.ends_with(&path) }
+                };
+                let meant: Vec<_> = sources.iter().chain(&pages).filter(|(file, _)| is_meant(file)).collect();
+                if meant.is_empty() {
+                    let _ = writeln!(missing, "{page}: no file {code}");
+                }
+                let behind = parts.get(at + 2).filter(|name| parts[at + 1].trim().is_empty() && named(name));
+                if let Some(name) = behind.and_then(|name| name.rsplit("::").next())
+                    && !meant.iter().any(|(_, text)| words_of(text).contains(name))
+                {
+                    let _ = writeln!(missing, "{page}: no {name} in {code}");
+                }
+            }
+        }
+    }
+    assert!(checked > 2000, "only {checked} files and names were found");
+    assert!(missing.is_empty(), "{missing}");
+}
