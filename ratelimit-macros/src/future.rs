@@ -3,7 +3,7 @@
 use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{ParseStream, Parser as _};
-use syn::{Expr, ExprAsync, ExprBlock, ExprReturn, GenericArgument, Path, PathArguments, Stmt, Type, TypeParamBound};
+use syn::{Expr, ExprAsync, ExprBlock, ExprReturn, Stmt};
 
 use crate::names::{bind, rebind};
 use crate::tokens::is_punct;
@@ -23,7 +23,7 @@ pub(crate) enum Tail<'a> {
 }
 
 /// A variable that may have the value of an async block.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 pub(crate) struct Variable {
     name: Ident,
     /// In `Box::pin(name)`, also inside of a call.
@@ -56,23 +56,59 @@ pub(crate) fn tail_block(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
 pub(crate) fn tail<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
     let Some((last, front)) = statements.split_last_mut() else { return Tail::Other };
     see(front);
+    let is_one_of_several = is_conditional(last);
     let tail = match last {
         Stmt::Expr(expr, None) | Stmt::Expr(expr @ Expr::Return(_), _) => tail_of(expr, see),
         _ => Tail::Other,
     };
-    resolve(tail, front)
+    let tail = resolve(tail, front);
+    if !is_one_of_several {
+        return tail;
+    }
+    // Each of them may be left out of the program, once the limit is in place.
+    let others = front.iter_mut().filter(is_conditional);
+    others.fold(either(Tail::Other, tail), |all, other| match other {
+        Stmt::Expr(expr, None) => either(all, tail_of(expr, see)),
+        _ => all,
+    })
+}
+
+/// Whether a statement has the attribute `cfg`.
+fn is_conditional(statement: &impl ToTokens) -> bool {
+    let mut tokens = statement.to_token_stream().into_iter();
+    while tokens.next().is_some_and(|token| is_punct(&token, "#")) {
+        let Some(TokenTree::Group(attribute)) = tokens.next() else { return false };
+        if matches!(attribute.stream().into_iter().next(), Some(TokenTree::Ident(name)) if name == "cfg") {
+            return true;
+        }
+    }
+    false
 }
 
 /// Looks for the values of variables in the statements in front of them.
 fn resolve<'a>(tail: Tail<'a>, front: &mut [Stmt]) -> Tail<'a> {
     let Tail::Variables(mut variables) = tail else { return tail };
     let mut found = Tail::Other;
-    for statement in front.iter_mut().rev() {
-        let Stmt::Local(local) = statement else { continue };
+    for at in (0..front.len()).rev() {
+        let (before, after) = front.split_at_mut(at + 1);
+        let is_one_of_several = is_conditional(&before[at]);
+        let Stmt::Local(local) = &mut before[at] else { continue };
         let mut names = Vec::new();
         bind(&local.pat, &mut names);
-        let bound: Vec<_> = variables.extract_if(.., |variable| names.contains(&variable.name)).collect();
-        let Some(init) = &mut local.init else { continue };
+        let is_bound = |variable: &Variable| names.contains(&variable.name);
+        let bound: Vec<_> = if is_one_of_several {
+            variables.iter().filter(|variable| is_bound(variable)).cloned().collect()
+        } else {
+            variables.extract_if(.., |variable| is_bound(variable)).collect()
+        };
+        let Some(init) = &mut local.init else {
+            // Its value comes later.
+            let has_async = |statement: &Stmt| words_of(statement.to_token_stream()).iter().any(|word| word == "async");
+            if !bound.is_empty() && after.iter().any(has_async) {
+                found = either(found, Tail::Wrapped);
+            }
+            continue;
+        };
         for variable in bound {
             match variable.tail_of_value(&mut init.expr) {
                 Tail::Variables(further) => {
@@ -148,28 +184,45 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
         Expr::Match(matched) => {
             matched.arms.iter_mut().fold(Tail::Other, |all, arm| either(all, tail_of(&mut arm.body, see)))
         }
-        Expr::Call(call) => match (maker(&call.func), call.args.len()) {
-            (Some(Maker::Pin), 1) => pinned(&mut call.args[0], see),
-            (Some(Maker::Box), 1) => tail_of(&mut call.args[0], see),
-            (Some(Maker::Other), _) => made_of(&mut call.args),
-            _ => Tail::Other,
-        },
-        Expr::Tuple(tuple) => made_of(&mut tuple.elems),
-        Expr::Struct(value) => made_of(value.fields.iter_mut().map(|field| &mut field.expr)),
-        Expr::MethodCall(call) => {
-            let is_one_of = |methods: &[&str]| methods.iter().any(|method| call.method == method);
-            match () {
-                () if is_one_of(&["boxed", "boxed_local"]) => pinned(&mut call.receiver, see),
-                () if is_one_of(&SAME_OUTPUT) => tail_of(&mut call.receiver, see),
-                () if is_one_of(&OTHER_OUTPUT) => match either(Tail::Other, tail_of(&mut call.receiver, see)) {
-                    Tail::Wrapped => Tail::Other, // as likely it is a `Result`
-                    tail => tail,
-                },
-                () => Tail::Other,
+        Expr::Call(call) => {
+            if let Some(method) = method_of_future(&call.func) {
+                let receiver = call.args.first_mut();
+                return receiver.map_or(Tail::Other, |receiver| tail_of_method(&method, receiver, see));
+            }
+            match (maker(&call.func), call.args.len()) {
+                (Some(Maker::Pin), 1) => pinned(&mut call.args[0], see),
+                (Some(Maker::Box), 1) => tail_of(&mut call.args[0], see),
+                (Some(Maker::Other), _) => made_of(&mut call.args),
+                _ => Tail::Other,
             }
         }
+        Expr::Tuple(tuple) => made_of(&mut tuple.elems),
+        Expr::Struct(value) => made_of(value.fields.iter_mut().map(|field| &mut field.expr)),
+        Expr::MethodCall(call) => tail_of_method(&call.method, &mut call.receiver, see),
         _ => Tail::Other,
     }
+}
+
+/// The tail of a method of this value.
+fn tail_of_method<'a>(method: &Ident, value: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
+    let is_one_of = |methods: &[&str]| methods.iter().any(|name| method == name);
+    match () {
+        () if is_one_of(&["boxed", "boxed_local"]) => pinned(value, see),
+        () if is_one_of(&SAME_OUTPUT) => tail_of(value, see),
+        () if is_one_of(&OTHER_OUTPUT) => match either(Tail::Other, tail_of(value, see)) {
+            Tail::Wrapped => Tail::Other, // as likely it is a `Result`
+            tail => tail,
+        },
+        () => Tail::Other,
+    }
+}
+
+/// The method in `FutureExt::boxed`, `futures::TryFutureExt::map_ok` or `Instrument::instrument`.
+fn method_of_future(function: &Expr) -> Option<Ident> {
+    let Expr::Path(path) = function else { return None };
+    let mut names = path.path.segments.iter().rev().map(|segment| &segment.ident);
+    let (method, of) = (names.next()?, names.next()?);
+    (of == "Instrument" || of.to_string().ends_with("FutureExt")).then(|| method.clone())
 }
 
 /// The tail of a value that is pinned: as a rule a future or a stream.
@@ -375,96 +428,6 @@ fn find_returns(tokens: TokenStream, found: &mut Vec<(Span, TokenStream)>) {
 
 fn is_braced(token: &TokenTree) -> bool {
     matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
-}
-
-/// The output type of a future in a signature.
-pub(crate) enum FutureOutput<'a> {
-    Named(&'a Type),
-    /// `impl Future` without an output: the token `Future`.
-    Unnamed(&'a Ident),
-}
-
-impl ToTokens for FutureOutput<'_> {
-    fn to_tokens(&self, tokens: &mut TokenStream) {
-        match self {
-            FutureOutput::Named(ty) => ty.to_tokens(tokens),
-            FutureOutput::Unnamed(future) => future.to_tokens(tokens),
-        }
-    }
-}
-
-/// `T` of `impl Future<Output = T>`, `Pin<Box<dyn Future<Output = T>>>` or `BoxFuture<T>`.
-pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
-    let bounds = match ty {
-        Type::Group(group) => return output_of_future(&group.elem),
-        Type::Paren(paren) => return output_of_future(&paren.elem),
-        Type::ImplTrait(ty) => &ty.bounds,
-        Type::TraitObject(ty) => &ty.bounds,
-        Type::Path(path) => {
-            if let Some(ty) = boxed_type(&path.path) {
-                return output_of_future(ty);
-            }
-            let last = path.path.segments.last()?;
-            let is_future = last.ident == "BoxFuture" || last.ident == "LocalBoxFuture";
-            return types_in(&path.path).next_back().filter(|_| is_future).map(FutureOutput::Named);
-        }
-        _ => return None,
-    };
-    bounds.iter().find_map(|bound| match bound {
-        TypeParamBound::Trait(bound) => {
-            let last = bound.path.segments.last()?;
-            match &last.arguments {
-                _ if last.ident != "Future" => None,
-                PathArguments::AngleBracketed(arguments) => arguments.args.iter().find_map(|argument| match argument {
-                    GenericArgument::AssocType(output) => Some(FutureOutput::Named(&output.ty)),
-                    _ => None,
-                }),
-                _ => Some(FutureOutput::Unnamed(&last.ident)),
-            }
-        }
-        _ => None,
-    })
-}
-
-/// True if the name of a type, or of the trait that it implements, ends in one of these words. In `Pin<Box<..>>` and
-/// the like, that of the value inside.
-pub(crate) fn names_type(ty: &Type, words: &[&str]) -> bool {
-    const HOLDERS: [&str; 6] = ["Box", "Option", "Pin", "Response", "Result", "Sse"];
-    let is_named = |path: &Path| {
-        let name = path.segments.last().map(|last| last.ident.to_string());
-        name.is_some_and(|name| words.iter().any(|word| name.ends_with(word)))
-    };
-    let bounds = match ty {
-        Type::Group(group) => return names_type(&group.elem, words),
-        Type::Paren(paren) => return names_type(&paren.elem, words),
-        Type::ImplTrait(ty) => &ty.bounds,
-        Type::TraitObject(ty) => &ty.bounds,
-        Type::Path(path) => {
-            let last = path.path.segments.last();
-            let is_holder = last.is_some_and(|last| HOLDERS.iter().any(|holder| last.ident == holder));
-            return is_named(&path.path) || is_holder && types_in(&path.path).any(|ty| names_type(ty, words));
-        }
-        _ => return false,
-    };
-    bounds.iter().any(|bound| matches!(bound, TypeParamBound::Trait(bound) if is_named(&bound.path)))
-}
-
-/// `T` of `Pin<T>` and `Box<T>`.
-fn boxed_type(path: &Path) -> Option<&Type> {
-    let last = path.segments.last()?;
-    types_in(path).next_back().filter(|_| last.ident == "Pin" || last.ident == "Box")
-}
-
-/// The types in `Result<A, B>`.
-fn types_in(path: &Path) -> impl DoubleEndedIterator<Item = &Type> {
-    let arguments = path.segments.last().and_then(|last| match &last.arguments {
-        PathArguments::AngleBracketed(arguments) => Some(&arguments.args),
-        _ => None,
-    });
-    arguments.into_iter().flatten().filter_map(|argument| match argument {
-        GenericArgument::Type(ty) => Some(ty),
-        _ => None,
-    })
 }
 
 /// The names that `#[async_trait]` binds inside its block, where it destructures an argument.

@@ -9,10 +9,8 @@ use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, S
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{
-    FutureOutput, Tail, early_return, has_block, names_type, output_of_future, returns_early, tail, tail_block,
-    words_of,
-};
+use crate::future::{Tail, early_return, has_block, returns_early, tail, tail_block, words_of};
+use crate::future_type::{FutureOutput, names_type, output_of_future};
 use crate::kind::AttributeKind;
 use crate::names::bind;
 use crate::tokens::{block, ends, text};

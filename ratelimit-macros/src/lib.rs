@@ -7,6 +7,7 @@ mod entry_points;
 mod errors;
 mod expand;
 mod future;
+mod future_type;
 mod generate;
 mod incomplete;
 mod item;

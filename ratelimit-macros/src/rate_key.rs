@@ -60,7 +60,7 @@ fn runtime_of(attributes: &[Attribute]) -> Result<Path> {
 //     }
 fn of_struct(runtime: &Path, ItemStruct { ident, generics, fields, .. }: ItemStruct) -> Result<TokenStream> {
     let mut errors = Errors::default();
-    check_floats(&fields, &mut errors);
+    check_fields(&fields, &mut errors);
     if fields.is_empty() {
         let message =
             "a struct without fields has one value, and all calls would share its counter: limit without a key";
@@ -97,7 +97,10 @@ fn of_struct(runtime: &Path, ItemStruct { ident, generics, fields, .. }: ItemStr
 //     }
 fn of_enum(runtime: &Path, ItemEnum { ident, generics, variants, .. }: ItemEnum) -> Result<TokenStream> {
     let mut errors = Errors::default();
-    variants.iter().for_each(|variant| check_floats(&variant.fields, &mut errors));
+    for variant in &variants {
+        check_attributes(&variant.attrs, &mut errors);
+        check_fields(&variant.fields, &mut errors);
+    }
     if variants.is_empty() {
         errors.add(ident.span(), "an enum without variants has no value that could be a key");
     }
@@ -156,9 +159,18 @@ fn implementation(
     }
 }
 
-/// Reports fields that are floats.
-fn check_floats(fields: &Fields, errors: &mut Errors) {
+/// Reports `rate_key` on a field or a variant, where it would have no effect.
+fn check_attributes(attributes: &[Attribute], errors: &mut Errors) {
+    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("rate_key")) {
+        let message = "`rate_key` belongs on the type, and each field is a part of the key: to leave one out, implement `RateKey` by hand";
+        errors.push(Error::new_spanned(attribute, message));
+    }
+}
+
+/// Reports fields that are floats, or have attributes.
+fn check_fields(fields: &Fields, errors: &mut Errors) {
     for field in fields {
+        check_attributes(&field.attrs, errors);
         if let Type::Path(path) = &field.ty
             && (path.path.is_ident("f32") || path.path.is_ident("f64"))
         {

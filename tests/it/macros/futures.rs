@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 
-use futures_util::FutureExt as _;
+use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use ratelimit_runtime::{Limiter, limit_request_per_time};
 
@@ -60,6 +60,20 @@ async fn a_function_that_returns_a_boxed_future_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     fn call(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
         async move { Ok(id) }.boxed()
+    }
+    limits_each_key(call).await;
+}
+
+/// Written as a function, in front of it a statement that is not in each program.
+#[tokio::test]
+async fn a_future_that_is_boxed_by_the_function_of_its_trait_is_limited() {
+    #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    fn call(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
+        #[cfg(test)]
+        {
+            std::hint::black_box(());
+        }
+        FutureExt::boxed(async move { Ok(id) })
     }
     limits_each_key(call).await;
 }

@@ -14,6 +14,14 @@ fn unsupported_items() {
     for (item, expected) in [
         ("fn f() {}", sync),
         ("fn f() -> impl Fn() { move || async move {} }", sync),
+        ("fn f() -> BoxFuture<R> { #[cfg(a)] { Box::pin(async {}) } #[cfg(not(a))] { Box::pin(async {}) } }", future),
+        ("fn f() -> BoxFuture<R> { #[cfg(a)] { h() } #[cfg(not(a))] { Box::pin(async {}) } }", future),
+        ("fn f() -> BoxFuture<R> { #[inline] #[cfg(a)] { Box::pin(async {}) } #[cfg(not(a))] { h() } }", future),
+        ("fn f() -> BoxFuture<R> { #[cfg(a)] let b = Box::pin(async {}); #[cfg(not(a))] let b = h(); b }", future),
+        (
+            "impl S { async fn f() {} fn g() -> Alias { #[cfg(a)] { Box::pin(async {}) } #[cfg(not(a))] { h() } } }",
+            future,
+        ),
         ("fn main() {}", below),
         ("fn serve() { Builder::new().build().block_on(async {}) }", blocks),
         ("#[::core::prelude::v1::test] fn f() { block_on(async {}) }", below),
@@ -106,6 +114,7 @@ fn methods_that_may_return_a_future() {
         "fn g() -> impl TryFuture<Ok = A> { timeout(limit, async {}) }",
         "fn g() -> Alias { Box::pin(if a { timeout(limit, async {}) } else { b() }) }",
         "fn g() -> Job { let a = b(); let c = async {}; Box::pin(Job::new(a, d(c))) }",
+        "fn g() -> Alias { let b: Alias; if a { b = Box::pin(async {}); } else { b = h(); } b }",
     ] {
         check("\"a\", 1, Days, 1", &format!("impl S {{ async fn f() {{}} {method} }}"), &[expected]);
     }

@@ -41,6 +41,20 @@ struct Further(u64);
 #[rate_key(crate = ::ratelimit_runtime)]
 struct Twice(u64);
 
+#[derive(RateKey)]
+struct Skipped {
+    tenant: u64,
+    #[rate_key(skip)]
+    request: u64,
+}
+
+#[derive(RateKey)]
+enum Renamed {
+    #[rate_key(rename = "free")]
+    Free,
+    Paid(#[rate_key] u64),
+}
+
 struct Seller;
 
 #[derive(RateKey)]
