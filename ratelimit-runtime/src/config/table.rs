@@ -313,7 +313,8 @@ impl OverrideVersion {
         }
         // A rule that the file alone defines is its newest settings. Earlier ones defined another.
         let of_all = self.of_all.as_ref().map_or(&self.settings, |all| &all.settings);
-        let is_from_file = of_all.to_rule(rule.prefix()).as_ref() == Some(rule);
+        let own = of_all.to_rule(rule.prefix()).map(|own| own.with_count(rule.count())); // a call may have a count of its own
+        let is_from_file = own.as_ref() == Some(rule);
         for version in &self.before {
             let base = version.settings.to_rule(rule.prefix()).filter(|_| is_from_file).unwrap_or(*rule);
             if version.settings.fault_with(&base, kind).is_none() {

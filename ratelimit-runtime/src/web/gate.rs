@@ -251,22 +251,31 @@ impl AdmittedRequest {
 
     /// Adds the fields of the limits to a response, and settles what its head and the length of its body
     /// tell. What is returned goes with the body.
-    ///
-    /// If this is dropped instead, all that is held is charged.
-    pub(super) fn finish(self, response: &mut Parts, body_length: Option<u64>) -> Option<BodyHold> {
-        let Self { style, policies, mut status, hold, settle_by, is_only_settled, method, .. } = self;
-        let hold = hold.map(|hold| BodyHold::new(hold, settle_by, &method, response, body_length));
-        if is_only_settled
-            && let Some(status) = &mut status
+    pub(super) fn finish(mut self, response: &mut Parts, body_length: Option<u64>) -> Option<BodyHold> {
+        let settle_by = self.settle_by.take();
+        let hold = self.hold.take().map(|hold| BodyHold::new(hold, settle_by, &self.method, response, body_length));
+        let (style, status) = (self.style, &mut self.status);
+        if self.is_only_settled
+            && let Some(status) = status
             && let Some(used) = hold.as_ref().and_then(|hold| hold.used_by_head)
         {
             status.settle(used);
         }
         // A refusal of an inner layer keeps its own fields.
         if !(problem::is_refusal(response) && style.is_written(&response.headers)) {
-            style.write(&policies, status.as_ref(), &mut response.headers);
+            style.write(&self.policies, status.as_ref(), &mut response.headers);
         }
         hold
+    }
+}
+
+/// There is no response: the service has failed, or the client has left. Then all that is held is charged, also if the
+/// service has kept a clone of the hold.
+impl Drop for AdmittedRequest {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            hold.settle(None);
+        }
     }
 }
 

@@ -5,6 +5,8 @@ use std::{fmt::Write as _, time::Duration};
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use once_cell::sync::OnceCell;
 
+#[cfg(feature = "tower")]
+use crate::algorithm::{Recovery, recovery};
 use crate::{Permit, RequestPerMinute, Rule, SetupError};
 
 /// The header fields that tell a client its limit.
@@ -181,11 +183,17 @@ impl<'a> QuotaStatus<'a> {
         Self { policy, cost, remaining: refused.remaining(), wait: refused.retry_after() }
     }
 
-    /// Corrects what remains once the cost is known, in place of the most that it could be.
+    /// Corrects what remains, and the wait, once the cost is known, in place of the most that it could be.
     #[cfg(feature = "tower")]
     pub(super) fn settle(&mut self, used: u64) {
+        let rule = self.policy.rule;
         let with_cost = self.remaining.saturating_add(self.cost);
-        self.remaining = with_cost.saturating_sub(used).min(self.policy.rule.limit());
+        self.remaining = with_cost.saturating_sub(used).min(rule.limit());
+        self.wait = self.wait.map(|wait| match used.saturating_sub(self.cost) {
+            _ if self.remaining == rule.limit() => Duration::ZERO,
+            0 => wait,
+            excess => wait_after_excess(wait, &rule, excess),
+        });
         self.cost = used;
     }
 
@@ -306,6 +314,22 @@ fn window(rule: &Rule) -> Option<u128> {
     let (nanos, a_second) =
         (rule.period().as_nanos() * u128::from(rule.limit()), u128::from(rule.count()) * 1_000_000_000);
     (a_second > 0 && nanos.is_multiple_of(a_second)).then(|| nanos / a_second)
+}
+
+/// The time until the whole limit is available, if a charge of `excess` is added to what is available after `wait`.
+/// It may be too long: the store knows the exact one, but is not asked.
+#[cfg(feature = "tower")]
+fn wait_after_excess(wait: Duration, rule: &Rule, excess: u64) -> Duration {
+    let times = |duration: Duration, count: u64| {
+        let ms = duration.as_millis().saturating_mul(count.into()).div_ceil(rule.count().max(1).into());
+        Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
+    };
+    let whole_periods = excess.div_ceil(rule.count().max(1)).saturating_mul(rule.count());
+    match recovery(rule) {
+        Recovery::Even => wait.saturating_add(times(rule.period(), excess)),
+        Recovery::Lumps => wait.max(rule.period()).saturating_add(times(rule.period(), whole_periods)),
+        Recovery::Whole | Recovery::Released => wait.max(rule.period()),
+    }
 }
 
 /// The count per second, with up to three decimals.

@@ -211,6 +211,17 @@ impl KeyBy {
     /// Clients choose it: each path is a counter, even if it does not exist. See [`KeyBy`] for the
     /// consequences. Except with `actix-web`, it is the text that was sent, and a client may escape
     /// any letter in it: for a counter per route, use the name of the route.
+    ///
+    /// A layer inside of a nested router of `axum` sees the path without the prefix of the nest, so two nests share
+    /// counters. Put the layer around the outer router, or use the whole path:
+    ///
+    /// ```
+    /// # #[cfg(feature = "axum")] {
+    /// use ratelimit_runtime::web::KeyBy;
+    ///
+    /// KeyBy::extension(|whole: &axum::extract::OriginalUri| whole.path().to_owned());
+    /// # }
+    /// ```
     pub fn path() -> Self {
         Self::from_fn(|request| Some(Key::new(request.uri.path())))
     }
@@ -474,6 +485,10 @@ mod tests {
             (1, "for=\"[2001:db8:1:2::3]:4711\"", Some("2001:db8:1:2::/64")),
             (1, "for=\"10.0.0.1, for=203.0.113.7", Some("203.0.113.7")), // a quotation mark from the client
             (2, "for=203.0.113.7, for=198.51.100.1", Some("203.0.113.7")),
+            (1, "for=\"203.0.113.7:_a.1-b\"", Some("203.0.113.7")), // a port that the proxy hides
+            (1, "for=\"[2001:db8:1:2::3]:_x\"", Some("2001:db8:1:2::/64")),
+            (1, "for=\"203.0.113.7:_\"", None),
+            (1, "for=\"203.0.113.7:_a b\"", None),
             (1, "for=_hidden", None),
             (1, "by=203.0.113.7", None),
             // Input from the client in a quoted string of a proxy.

@@ -83,6 +83,9 @@ impl Limit {
     }
 
     /// Applies the limit only to these requests.
+    ///
+    /// A layer inside of a nested router of `axum` sees the path without the prefix of the nest: see
+    /// [`KeyBy::path`].
     pub fn when(mut self, applies: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.when = Some(Arc::new(applies));
         self

@@ -48,17 +48,17 @@ pub struct RequestHold(Arc<LayerHold>);
 struct LayerHold {
     /// `None` once it is settled.
     permit: Mutex<Option<Permit>>,
-    _outer: Option<RequestHold>,
+    outer: Option<RequestHold>,
 }
 
 impl RequestHold {
     pub(super) fn new(permit: Permit, outer: Option<Self>) -> Self {
-        Self(Arc::new(LayerHold { permit: Mutex::new(Some(permit)), _outer: outer }))
+        Self(Arc::new(LayerHold { permit: Mutex::new(Some(permit)), outer }))
     }
 
     /// Settles the hold by what was used: now, unless it has a place, which is held on. `None`: with all that was
     /// held.
-    fn settle(&self, used: Option<Used>) {
+    pub(super) fn settle(&self, used: Option<Used>) {
         let mut permit = self.0.permit.lock().unwrap_or_else(PoisonError::into_inner);
         match (&mut *permit, used) {
             (Some(permit), Some(Used::Exactly(used))) => permit.record(used),
@@ -70,16 +70,22 @@ impl RequestHold {
         drop(settled);
     }
 
-    /// Warns about a place that is freed before the upgraded connection ends.
-    fn check_upgrade(&self) {
+    /// Warns about a place that is freed before the upgraded connection ends. `own`: the clones that the layers have.
+    fn check_upgrade(&self, own: usize) {
         static LOGGED: LogThrottle = LogThrottle::new();
+        if Arc::strong_count(&self.0) > own {
+            return; // the service keeps it
+        }
         let permit = self.0.permit.lock().unwrap_or_else(PoisonError::into_inner);
         let has_place = permit.as_ref().is_some_and(Permit::holds_place);
         drop(permit);
-        if has_place && Arc::strong_count(&self.0) == 1 && LOGGED.allow() {
+        if has_place && LOGGED.allow() {
             tracing::warn!(
                 "the place of an upgraded connection is freed at once, as the service keeps no `RequestHold`"
             );
+        }
+        if let Some(outer) = &self.0.outer {
+            outer.check_upgrade(2); // this one, and that of its layer, which has still to see the response
         }
     }
 }
@@ -92,7 +98,7 @@ impl fmt::Debug for RequestHold {
 
 /// The cost of a request, as far as its response tells.
 #[derive(Clone, Copy)]
-enum Used {
+pub(super) enum Used {
     Exactly(u64),
     /// The body has not ended.
     AtLeast(u64),
@@ -141,7 +147,7 @@ impl BodyHold {
         let mut body = Self { hold, meter, used_by_head, used: 0, left: length.or_else(announced) };
         if length == Some(0) {
             if is_upgrade {
-                body.hold.check_upgrade();
+                body.hold.check_upgrade(1);
             }
             body.end();
         }

@@ -1,5 +1,10 @@
 //! Settings that do not fit the rule in the code, and the counter of such a rule.
 
+use std::convert::Infallible;
+
+use ratelimit_runtime::web::{Limit, RateLimitLayer};
+use tower::{Layer as _, ServiceExt as _, service_fn};
+
 use super::*;
 
 /// A file that is wrong only together with the code leaves the last settings that were right.
@@ -85,6 +90,26 @@ async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert_eq!(errors[0].0, tracing::Level::ERROR);
     assert!(errors[0].1.contains("set another algorithm in the file"), "{errors:?}");
+}
+
+/// The same for a request whose limit has a count of its own.
+#[tokio::test]
+async fn a_rule_of_the_file_keeps_its_last_settings_also_with_a_count_of_the_request() {
+    let text = |count, rest| format!("[rules.item]\nunit = \"Minutes\"\ncount = {count}\n{rest}");
+    let rules = Rules::parse(&text(3, "")).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    for _ in 0..2 {
+        let limits =
+            [Limit::new(rules.rule("item").unwrap()).count(|_| 10), Limit::new(Rule::new("other", 50, MINUTE))];
+        let layer = RateLimitLayer::new(limits).limiter(limiter.clone());
+        let service = layer
+            .layer(service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(String::new()))));
+        let response = service.oneshot(http::Request::new(())).await.unwrap();
+        assert_eq!(response.status(), 200);
+        let policies = response.headers()["ratelimit-policy"].to_str().unwrap();
+        assert!(policies.starts_with("\"item\";q=3;w=60"), "{policies}");
+        rules.replace(&text(9, "algorithm = \"LeakyBucket\"\nqueue = 5")).unwrap();
+    }
 }
 
 /// The rule of the program is that of the file. A key has settings of its own, which do not fit either.

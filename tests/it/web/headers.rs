@@ -3,6 +3,7 @@
 use ratelimit_runtime::web::{HeaderStyle, SettleBy};
 use ratelimit_runtime::{Algorithm, Refill};
 use sfv::{BareItem, KeyRef, List, ListEntry, Parser};
+use tower::Layer as _;
 
 use super::*;
 
@@ -184,6 +185,44 @@ async fn headers_report_a_cost_that_the_head_tells() {
     for (used, expected) in [(0, 5), (1, 4), (2, 3), (4, 1), (9, 0)] {
         assert_eq!(remaining(used, &[]).await, expected);
         assert_eq!(remaining(used, &[Limit::new(per_minute(10))]).await, 3);
+    }
+}
+
+/// What is used above the cost counts from now on. The whole limit is then available later, never earlier, than told.
+#[tokio::test]
+async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early() {
+    let rules = [
+        (Algorithm::FixedWindow { align: false }, MINUTE),
+        (Algorithm::SlidingWindow { buckets: 1, weighted: true }, MINUTE),
+        (Algorithm::SlidingWindow { buckets: 6, weighted: false }, MINUTE),
+        (Algorithm::SlidingLog, MINUTE),
+        (Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy }, 10 * MINUTE),
+        (Algorithm::TokenBucket { burst: 30, refill: Refill::Interval }, MINUTE),
+    ];
+    for (algorithm, period) in rules {
+        let rule = Rule::new("item", 10, period).with_algorithm(algorithm);
+        for (used, takes) in [0, 1, 2, 5, 10, 100].into_iter().flat_map(|used| [0, 59, 61].map(|takes| (used, takes))) {
+            let (clock, cost) = (ManualClock::new(), 1);
+            let limiter = in_memory(&clock).await;
+            let limits = [Limit::new(rule).key(by_user()).settle(cost, SettleBy::response(move |_| used))];
+            let layer = RateLimitLayer::new(limits).limiter(limiter.clone()).headers(HeaderStyle::RateLimit);
+            let (late, passed) = (clock.clone(), Duration::from_secs(takes));
+            let service = tower::service_fn(move |_: http::Request<()>| {
+                late.advance(passed);
+                async { Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("hello"))) }
+            });
+            let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+            let response = layer.layer(service).oneshot(request).await.unwrap();
+            let told = response.headers()["ratelimit-reset"].to_str().unwrap().parse::<u64>().unwrap();
+            let whole = limiter.peek(&rule, "alice").await.unwrap().reset_after();
+            assert!(
+                Duration::from_secs(told) >= whole,
+                "{algorithm:?}, {used} after {takes} s: {told} s, not {whole:?}"
+            );
+            if used == 0 {
+                assert_eq!(told, 0, "{algorithm:?}: nothing was used");
+            }
+        }
     }
 }
 

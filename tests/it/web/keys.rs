@@ -201,3 +201,18 @@ async fn the_path_of_a_request_is_a_key() {
     assert_eq!(status(&router, at("/a?c")).await, 429);
     assert_eq!(status(&router, at("/b")).await, 200);
 }
+
+/// A nested router of `axum` removes its prefix from the path.
+#[tokio::test]
+async fn the_whole_path_is_a_key_in_a_nested_router() {
+    let whole = KeyBy::extension(|whole: &axum::extract::OriginalUri| whole.path().to_owned());
+    for (key, second) in [(KeyBy::path(), 429), (whole, 200)] {
+        let layer = RateLimitLayer::new([Limit::new(per_minute(1)).key(key)]).limiter(Limiter::in_memory());
+        let nest = || Router::new().route("/a", axum::routing::get(|| async { "hello" })).layer(layer.clone());
+        let router = Router::new().nest("/v1", nest()).nest("/v2", nest());
+        let at = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+        assert_eq!(status(&router, at("/v1/a")).await, 200);
+        assert_eq!(status(&router, at("/v2/a")).await, second);
+        assert_eq!(status(&router, at("/v1/a")).await, 429);
+    }
+}

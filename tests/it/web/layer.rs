@@ -145,6 +145,30 @@ async fn a_cost_that_the_head_does_not_tell_is_charged_when_the_head_is_there() 
     drop(response);
 }
 
+/// The same if there is no response: the service fails, or the client leaves. The service may keep the hold.
+#[tokio::test]
+async fn a_cost_is_charged_when_the_service_fails_or_the_client_leaves() {
+    let (clock, log) = (ManualClock::new(), per_minute(10).with_algorithm(Algorithm::SlidingLog));
+    let limiter = in_memory(&clock).await;
+    for fails in [true, false] {
+        let inner = service_fn(move |mut request: http::Request<()>| async move {
+            std::mem::forget(request.extensions_mut().remove::<RequestHold>().unwrap());
+            if !fails {
+                std::future::pending::<()>().await;
+            }
+            Err::<http::Response<Body>, _>("failed")
+        });
+        let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+        let limit = Limit::new(log).key(by_user()).settle(4, SettleBy::header(http::HeaderName::from_static("x-used")));
+        let mut answer = Box::pin(RateLimitLayer::new([limit]).limiter(limiter.clone()).layer(inner).oneshot(request));
+        assert_eq!(futures_util::FutureExt::now_or_never(&mut answer).is_some(), fails);
+        drop(answer);
+        assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 6);
+        clock.advance(MINUTE);
+        assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 10);
+    }
+}
+
 /// The service has room for one request. One that is held up, by a limit or a look-up, does not take it.
 #[tokio::test]
 async fn a_request_that_waits_leaves_the_capacity_of_the_service_to_others() {
@@ -374,15 +398,36 @@ async fn a_place_is_held_until_an_upgraded_connection_is_closed() {
     }
 }
 
-/// The log warns about a service that ignores its place.
+/// The log warns about a service that ignores its place, once a second at most. The place may be that of an outer
+/// layer; the inner one has another hold, which refers to it.
 #[tokio::test]
 async fn an_upgrade_that_does_not_take_its_place_is_logged() {
-    let (log, _guard) = crate::support::log::Log::install();
-    let upgrade = service_fn(async |_: http::Request<()>| {
-        Ok::<_, Infallible>(http::Response::builder().status(101).body(Body::empty()).unwrap())
-    });
-    let places = Rule::new("sockets", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
-    let limited = RateLimitLayer::new([Limit::new(places)]).limiter(Limiter::in_memory()).layer(upgrade);
-    assert_eq!(limited.oneshot(http::Request::new(())).await.unwrap().status(), 101);
-    assert_eq!(log.with("the service keeps no `RequestHold`").len(), 1);
+    let places = Limit::new(Rule::new("sockets", 9, MINUTE).with_algorithm(Algorithm::Concurrent));
+    let settled = Limit::new(per_minute(10).with_algorithm(Algorithm::SlidingLog)).settle(1, SettleBy::response(|_| 1));
+    let [inner, outer] = [[settled], [places]].map(RateLimitLayer::new);
+    for (keeps, is_nested) in [(true, true), (false, true), (false, false)] {
+        let (log, _guard) = crate::support::log::Log::install();
+        let upgrade = async || {
+            let service = service_fn(move |mut request: http::Request<()>| async move {
+                if keeps {
+                    std::mem::forget(request.extensions_mut().remove::<RequestHold>().unwrap());
+                }
+                Ok::<_, Infallible>(http::Response::builder().status(101).body(Body::empty()).unwrap())
+            });
+            let outer = outer.clone().limiter(Limiter::in_memory());
+            let request = http::Request::new(());
+            let response = if is_nested {
+                outer.layer(inner.clone().limiter(Limiter::in_memory()).layer(service)).oneshot(request).await.map(drop)
+            } else {
+                outer.layer(service).oneshot(request).await.map(drop)
+            };
+            response.unwrap();
+            !log.with("the service keeps no `RequestHold`").is_empty()
+        };
+        if keeps {
+            assert!(!upgrade().await, "the service keeps the place");
+        } else {
+            crate::support::eventually("the log has a warning", upgrade).await;
+        }
+    }
 }

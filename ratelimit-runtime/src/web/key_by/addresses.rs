@@ -136,9 +136,15 @@ fn address_of(element: &[u8]) -> Option<IpAddr> {
     }
     let address = str::from_utf8(address?).ok()?;
     match address.strip_prefix('"') {
-        Some(quoted) => parse_ip(&unescaped(quoted.strip_suffix('"')?)),
+        Some(quoted) => parse_ip(without_hidden_port(&unescaped(quoted.strip_suffix('"')?))),
         None => parse_ip(address),
     }
+}
+
+/// An address without a port that the proxy hides, as `:_a1` (RFC 7239, section 6).
+fn without_hidden_port(address: &str) -> &str {
+    let is_hidden = |port: &str| port.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+    address.split_once(":_").filter(|(_, port)| !port.is_empty() && is_hidden(port)).map_or(address, |(ip, _)| ip)
 }
 
 /// Splits at the last separator outside of quoted strings, into the text before it, if there is

@@ -67,6 +67,11 @@ fn plain_key(lines: &[String], hops: usize) -> Option<String> {
     let element = elements.into_iter().rev().nth(hops - 1)?;
     let mut addresses = element.iter().filter(|(name, _)| name == "for");
     let (Some((_, address)), None) = (addresses.next(), addresses.next()) else { return None };
+    let of_hidden_port = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let address = match address.rsplit_once(':') {
+        Some((ip, port)) if port.len() > 1 && port.starts_with('_') && port.chars().all(of_hidden_port) => ip,
+        _ => address,
+    };
     addresses::parse_ip(address).map(text_of)
 }
 
@@ -147,6 +152,8 @@ fn address() -> impl Strategy<Value = IpAddr> {
 struct Proxy {
     peer: IpAddr,
     port: Option<u16>,
+    /// In `Forwarded`, in place of the port.
+    hidden_port: Option<&'static str>,
     /// Copied from the request. True: before the address.
     host: Option<(String, bool)>,
     is_quoted: bool,
@@ -160,8 +167,17 @@ fn proxy() -> impl Strategy<Value = Proxy> {
     let host = option::of((hostile(), any::<bool>()));
     let separator = option::of(select(&[", ", ",", " , ", ",\t"][..]));
     let escaped = select(&['a', ',', ';', '=', '\0'][..]);
-    (address(), option::of(any::<u16>()), host, any::<bool>(), escaped, separator).prop_map(
-        |(peer, port, host, is_quoted, escaped, separator)| Proxy { peer, port, host, is_quoted, escaped, separator },
+    let ports = (option::of(any::<u16>()), option::of(select(&["_a", "_.-_", "_443"][..])));
+    (address(), ports, host, any::<bool>(), escaped, separator).prop_map(
+        |(peer, (port, hidden_port), host, is_quoted, escaped, separator)| Proxy {
+            peer,
+            port,
+            hidden_port,
+            host,
+            is_quoted,
+            escaped,
+            separator,
+        },
     )
 }
 
@@ -190,7 +206,11 @@ impl Proxy {
     }
 
     fn element(&self) -> String {
-        let mut element = format!("for={}", self.value(&self.address()));
+        let address = match self.hidden_port {
+            Some(hidden) => format!("{}:{hidden}", Self { port: None, ..self.clone() }.address()),
+            None => self.address(),
+        };
+        let mut element = format!("for={}", self.value(&address));
         match &self.host {
             Some((host, true)) => element = format!("host={};{element}", self.value(host)),
             Some((host, false)) => write!(element, ";host={};proto=https", self.value(host)).unwrap(),
