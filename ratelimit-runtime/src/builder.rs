@@ -228,14 +228,16 @@ impl Builder {
     ///   million keys with one call each got no honest call refused, also under a count of 5. Calls that use
     ///   the whole count of each of these keys get most honest calls refused. The bench `full_memory`
     ///   measures it.
-    /// - A rule with a [ban](crate::Rule::with_ban) finds no room there.
+    /// - A rule with a [ban](crate::Rule::with_ban) finds no room there, unless its key was counted there before (or
+    ///   its cells, by other keys) and the store has room for the ban.
     /// - Periods begin at multiples of their length since 1970. The charges of the current one and of the one before
     ///   count. So a key that uses its whole count gets it in every second period only.
     /// - A refund or [`Limiter::reset`] returns nothing there, since the cells are shared.
     /// - A key leaves it after two periods without a call. Until then it is counted there, even if the store
     ///   has room.
     ///
-    /// The memory is taken at the first such call. This is a count-min sketch (Cormode and Muthukrishnan,
+    /// The memory is taken at the first such call, and calls of stored keys may wait for that. A size
+    /// that the process cannot get is a [`SetupError`]. This is a count-min sketch (Cormode and Muthukrishnan,
     /// 2005) with conservative update (Estan and Varghese, 2002).
     ///
     /// ```
@@ -430,6 +432,9 @@ impl Builder {
         #[cfg(feature = "redis")]
         if self.connections == 0 {
             return Some("`connections` is 0; use 1 or more");
+        }
+        if Vec::<u8>::new().try_reserve_exact(self.settings.overflow_bytes).is_err() {
+            return Some("`overflow_bytes` is more memory than this process can get; use less, for example 64 MiB");
         }
         let has_no_instance = self.has_instances && self.settings.instances.is_none();
         has_no_instance.then_some("`instances` is 0; use the number of processes that share the limits, 1 or more")

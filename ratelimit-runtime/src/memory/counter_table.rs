@@ -12,7 +12,6 @@ use crate::{Rule, algorithm::MemoryState, clock::LockedTime, counter::CounterId,
 ///
 /// The table knows the soonest expiry of each [`SEGMENT`] of slots, so it finds an expired state
 /// without a scan of all slots.
-#[derive(Debug)]
 pub(super) struct CounterTable<S: MemoryState + Default> {
     slots: Box<[TableSlot<S>]>,
     /// Lower bound of the expiry times in each segment.
@@ -31,7 +30,6 @@ pub(super) enum NotAtOnce {
     Other,
 }
 
-#[derive(Debug)]
 #[repr(C)]
 struct TableSlot<S: MemoryState> {
     _align: [S::Align; 0],

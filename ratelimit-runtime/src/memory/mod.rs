@@ -2,7 +2,9 @@
 
 use std::{
     convert::Infallible,
+    fmt,
     num::NonZeroUsize,
+    sync::atomic::Ordering,
     task::{Context, Poll},
     thread,
     time::Duration,
@@ -46,7 +48,6 @@ use tables::CounterTables;
 ///
 /// A fixed window and a sliding window of one bucket take a slot of 32 bytes, a bucket and places one of 40.
 /// After growth, a table has between 5 slots for 4 counters and 11 slots for 7.
-#[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
     shards: Box<[PaddedShard]>,
@@ -81,7 +82,7 @@ struct ChargeOrder {
 }
 
 /// The order of fields puts all that most calls need into one cache line with the lock.
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[repr(C)]
 struct MemoryShard {
     /// Time of the last decision.
@@ -100,7 +101,6 @@ struct MemoryShard {
 ///
 /// The first line of each shard is in use. With an even number, they would share a half or fewer of the sets of a
 /// processor's first cache, and evict each other from it.
-#[derive(Debug)]
 #[repr(C, align(64))]
 struct PaddedShard {
     shard: SpinMutex<MemoryShard>,
@@ -247,10 +247,16 @@ impl Memory {
         }
         if !all_fit {
             for charge in request.charges.iter_mut().filter(|charge| charge.starts_ban()) {
-                let (id, query) = (charge.counter.id(), charge.query());
-                let banned = shards.of(&id).update(id, query.rule, |state| {
-                    ban(state, query.rule, query.rule.ban_ms(), now_us);
+                let (id, query, shard) = (charge.counter.id(), charge.query(), shards.of(&charge.counter.id()));
+                let banned_for = |state: &mut dyn MemoryState, ban_ms| {
+                    ban(state, query.rule, ban_ms, now_us);
                     evaluate(state, &query, now_us)
+                };
+                let ban_ms = query.rule.ban_ms();
+                let banned = shard.update(id, query.rule, |state| banned_for(state, ban_ms)).or_else(|| {
+                    // It has refused by its charges in the overflow.
+                    let ban_ms = ban_ms.max(charge.decision.reset_after_ms);
+                    self.insert_new(shard, id, query.rule, now_us, |state| banned_for(state, ban_ms)).ok()
                 });
                 if let Some(found) = banned {
                     found.write_to(charge, [0; 2]);
@@ -267,7 +273,9 @@ impl Memory {
             }
             let (id, query) = (charge.counter.id(), charge.query());
             let charged = self.charge_locked(shards.of(&id), id, &query, now_us).or_else(|Full| {
-                let found = self.overflow.as_ref().and_then(|overflow| overflow.charge(id, &query, now_us / 1000));
+                let has_room = self.has_room(1);
+                let overflow = self.overflow.as_ref();
+                let found = overflow.and_then(|overflow| overflow.charge(id, &query, has_room, now_us / 1000));
                 room.overflows |= found.is_some();
                 found.map(|found| Outcome::new(found.decision, [0; 2])).ok_or(Full)
             });
@@ -503,6 +511,15 @@ impl Store for Memory {
         let id = counter.id();
         self.remove(&mut self.shard(self.shard_of(id)), id);
         Reply::Ready(Ok(()))
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("capacity", &self.capacity)
+            .field("stored", &self.stored.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
     }
 }
 

@@ -28,7 +28,6 @@ const ROWS: usize = 4;
 const MAX_PERIODS: usize = 4;
 
 /// Cells for the counters of each of some periods.
-#[derive(Debug)]
 pub(super) struct Overflow {
     /// A power of two.
     cells_in_row: usize,
@@ -36,7 +35,6 @@ pub(super) struct Overflow {
 }
 
 /// The cells of one period, row by row.
-#[derive(Debug)]
 struct PeriodTable {
     period_ms: u64,
     /// The latest span of any cell. A cell that seems to be later is of long ago.
@@ -101,8 +99,14 @@ impl Overflow {
     /// Charges a counter that has no room elsewhere, if the cost fits. `None` if it cannot be counted here.
     ///
     /// The caller has locked the counter: two calls of it at once could both find the last permit.
-    pub(super) fn charge(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> Option<Evaluation> {
-        let table = if self.can_count(id, query, now_ms) { self.table(query.rule)? } else { return None };
+    pub(super) fn charge(
+        &self,
+        id: CounterId,
+        query: &ChargeQuery<'_>,
+        has_room: bool,
+        now_ms: u64,
+    ) -> Option<Evaluation> {
+        let table = if self.can_count(id, query, has_room, now_ms) { self.table(query.rule)? } else { return None };
         let cells = self.cells_of(table, id);
         let (counted, now_ms) = table.read(cells, now_ms);
         let found = table.evaluate(query.rule, query.cost, counted, now_ms);
@@ -116,15 +120,16 @@ impl Overflow {
     }
 
     /// Whether a charge can be counted here. Nothing is refunded here: of several charges, these are made last.
-    pub(super) fn can_count(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> bool {
+    /// `has_room`: a ban of the counter could be stored.
+    pub(super) fn can_count(&self, id: CounterId, query: &ChargeQuery<'_>, has_room: bool, now_ms: u64) -> bool {
         let period_ms = query.rule.period_ms();
         let has_table = || {
             let of_period =
                 |table: &OnceLock<PeriodTable>| table.get().is_none_or(|table| table.period_ms == period_ms);
             self.tables.iter().any(of_period)
         };
-        // A ban would have no place. A counter that is here already stays.
-        let is_allowed = || query.rule.ban_ms() == 0 || self.evaluate(id, query, now_ms).is_some();
+        // A counter that is here already stays.
+        let is_allowed = || query.rule.ban_ms() == 0 || has_room && self.evaluate(id, query, now_ms).is_some();
         is_countable(query) && query.cost <= LARGEST_COUNT && has_table() && is_allowed()
     }
 

@@ -49,6 +49,11 @@ impl Memory {
         Ok(done)
     }
 
+    /// Whether so many more counters can be stored.
+    pub(super) fn has_room(&self, more: usize) -> bool {
+        self.stored.load(Ordering::Relaxed) + more <= self.capacity
+    }
+
     /// Makes room for the new counters of a request that fits. Returns the order in which its charges are to be made.
     pub(super) fn make_room_for(
         &self,
@@ -56,14 +61,15 @@ impl Memory {
         shards: &mut LockedShards<'_>,
         now_us: u64,
     ) -> SmallVec<[ChargeOrder; 2]> {
-        let lacks_room = |more| self.stored.load(Ordering::Relaxed) + more > self.capacity;
+        let lacks_room = |more| !self.has_room(more);
         // `insert_new` can't sweep shards that this call has locked.
         let most = request.charges.len();
         shards.shards.iter_mut().for_each(|shard| while lacks_room(most) && self.sweep(shard, now_us) > 0 {});
         let mut order: SmallVec<[_; 2]> = SmallVec::new();
         for (at, charge) in request.charges.iter().enumerate() {
             let (id, query) = (charge.counter.id(), charge.query());
-            let is_stored = shards.of(&id).update(id, query.rule, |_| ()).is_some();
+            // One that has expired may be dropped meanwhile.
+            let is_stored = shards.of(&id).update(id, query.rule, |state| !state.is_fresh(now_us)) == Some(true);
             order.push(ChargeOrder { is_shadow: query.rule.is_shadow(), is_stored, can_overflow: false, at });
         }
         let is_new = |order: &ChargeOrder| !order.is_stored && request.charges[order.at].cost > 0;
@@ -71,11 +77,12 @@ impl Memory {
         while lacks_room(new) && self.sweep_others(now_us) > 0 {}
         if let Some(overflow) = &self.overflow {
             // Of several, each has its table before the first one is charged: it refunds nothing.
-            let takes_tables = new > 1 && lacks_room(new);
+            let has_room = !lacks_room(new);
+            let takes_tables = new > 1 && !has_room;
             order.sort_unstable(); // those of enforced rules take them first
             for order in order.iter_mut().filter(|order| is_new(order)) {
                 let charge = &request.charges[order.at];
-                let can_count = overflow.can_count(charge.counter.id(), &charge.query(), now_us / 1000);
+                let can_count = overflow.can_count(charge.counter.id(), &charge.query(), has_room, now_us / 1000);
                 order.can_overflow = can_count && (!takes_tables || overflow.take_table(&charge.rule));
             }
         }

@@ -1,7 +1,5 @@
 //! One attempt on the counters of several rules.
 
-use std::sync::atomic::Ordering;
-
 use super::{Memory, MemoryShard, tables::CounterTables};
 use crate::{
     backend::{Attempt, MAX_AT_ONCE, Query},
@@ -16,7 +14,7 @@ impl Memory {
         const { assert!(N <= MAX_AT_ONCE) };
         // A denied call stores new counters until it undoes them: `MAX_AT_ONCE` at most, and one such call
         // at a time in each shard. With room for all of them, hardly another call finds the store full.
-        if self.stored.load(Ordering::Relaxed) + self.shards.len() * MAX_AT_ONCE > self.capacity {
+        if !self.has_room(self.shards.len() * MAX_AT_ONCE) {
             return Attempt::Unsupported;
         }
         // In one order of all callers, so that no two of them wait for each other's locks.

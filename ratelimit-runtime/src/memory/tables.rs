@@ -15,7 +15,7 @@ macro_rules! tables {
         ///
         /// A table has states of one kind, side by side in its slots. So finding a counter and
         /// reading its state is one access to memory.
-        #[derive(Debug, Default)]
+        #[derive(Default)]
         #[allow(non_snake_case)] // each table has the name of its states
         #[repr(C)] // the first tables share a cache line with the lock
         pub(super) struct CounterTables {

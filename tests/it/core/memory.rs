@@ -340,12 +340,14 @@ async fn a_key_gets_no_new_counter_while_its_charges_in_the_overflow_count() {
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3, "in the overflow");
     only.refund().await.unwrap();
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 0, "although there is room again");
-    assert_eq!(admitted(&limiter, &rule.with_ban(MINUTE), 1, 5).await, 0, "and the rule bans now");
+    let bans = rule.with_ban(MINUTE);
+    assert_eq!(limiter.acquire(&bans, 1).await.unwrap_err().cause(), Cause::Banned, "and the rule bans now");
     clock.advance(2 * MINUTE);
     let only = limiter.acquire(&rule, 2).await.unwrap();
     limiter.acquire(&rule, 1).await.unwrap();
     only.refund().await.unwrap();
-    assert_eq!(admitted(&limiter, &rule.with_ban(MINUTE), 1, 5).await, 2, "it has room where it is counted");
+    assert_eq!(admitted(&limiter, &bans, 1, 2).await, 2, "it has room where it is counted");
+    assert_eq!(limiter.acquire(&bans, 1).await.unwrap_err().cause(), Cause::Banned);
     clock.advance(2 * MINUTE);
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
 }
@@ -366,6 +368,37 @@ async fn a_ban_lasts_while_charges_in_the_overflow_count() {
     // A rule that bans finds no room: a ban would have no place.
     let bans = Rule::new("bans", 3, MINUTE).with_ban(MINUTE);
     assert_eq!(limiter.acquire(&bans, 3).await.unwrap_err().cause(), Cause::Unavailable);
+}
+
+#[tokio::test]
+async fn the_debug_text_of_a_limiter_tells_how_full_it_is() {
+    let limiter = Limiter::in_memory();
+    limiter.acquire(&Rule::new("item", 3, MINUTE), 1).await.unwrap();
+    let text = format!("{limiter:?}");
+    assert!(text.contains("Memory { capacity: 1000000, stored: 1, .. }"), "{text}");
+    assert!(text.len() < 1_000, "{text}");
+}
+
+/// All keys share one cell, so the overflow can't tell whether it has counted this one.
+#[tokio::test]
+async fn a_rule_that_bans_does_so_beside_other_keys_in_the_overflow() {
+    let (plain, bans) = (Rule::new("plain", 3, MINUTE), Rule::new("bans", 3, MINUTE).with_ban(10 * MINUTE));
+    for has_room in [false, true] {
+        let (limiter, clock) = overflowing(1, 32).await;
+        let only = limiter.acquire(&plain, 0).await.unwrap();
+        assert_eq!(admitted(&limiter, &plain, 1, 1).await, 1, "in the overflow");
+        if !has_room {
+            assert_eq!(limiter.acquire(&bans, 9).await.unwrap_err().cause(), Cause::Unavailable);
+            continue;
+        }
+        only.refund().await.unwrap();
+        assert_eq!(admitted(&limiter, &bans, 9, 2).await, 2);
+        for _ in 0..2 {
+            let refused = limiter.acquire(&bans, 9).await.unwrap_err();
+            assert_eq!(refused.cause(), Cause::Banned);
+            clock.advance(3 * MINUTE);
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,15 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Key;
+use crate::{
+    Key, ManualClock,
+    counter::CounterName,
+    memory::{
+        Memory,
+        tests::{RULE as ONCE, decide, key_in},
+    },
+    store::{Charge, Reply, Store as _},
+};
 
 const PERIOD_MS: u64 = 1_000;
 const COUNT: u64 = 5;
@@ -17,7 +25,7 @@ fn id(key: u64) -> CounterId {
 }
 
 fn charge(overflow: &Overflow, key: u64, cost: u64, now_ms: u64) -> Evaluation {
-    overflow.charge(id(key), &ChargeQuery::of(&RULE, cost), now_ms).unwrap()
+    overflow.charge(id(key), &ChargeQuery::of(&RULE, cost), false, now_ms).unwrap()
 }
 
 /// The largest sum of costs in a period, of calls in the order of their times.
@@ -37,7 +45,7 @@ fn a_debt_is_counted_with_the_calls_of_its_counter() {
     let in_debt = RULE.with_largest_limit();
     let debt = ChargeQuery::of(&in_debt, 3);
     assert!(overflow.evaluate(id(1), &debt, 0).is_some_and(|found| found.fits));
-    assert!(overflow.charge(id(1), &debt, 0).unwrap().fits);
+    assert!(overflow.charge(id(1), &debt, false, 0).unwrap().fits);
     let now = |cost| overflow.evaluate(id(1), &ChargeQuery::of(&RULE, cost), 0).unwrap();
     assert_eq!((now(1).fits, now(0).decision.remaining), (false, 0));
     let later = charge(&overflow, 1, 1, 2 * PERIOD_MS);
@@ -120,7 +128,7 @@ fn rules_with_other_periods_share_no_cells() {
     let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
     let charge = |rule: &Rule, key: u64| {
         let id = CounterId::new(rule, &Key::new(key));
-        overflow.charge(id, &ChargeQuery::of(rule, 1), 1_000_000).map(|found| found.fits)
+        overflow.charge(id, &ChargeQuery::of(rule, 1), false, 1_000_000).map(|found| found.fits)
     };
     for seconds in 1..=4 {
         assert_eq!(charge(&rule(seconds), 1), Some(true));
@@ -176,4 +184,48 @@ fn a_cell_keeps_its_numbers_in_one_word() {
     assert_eq!((span, before, now), (SPANS - 1, LARGEST_COUNT, 7));
     let OverflowCell { span, before, now } = cell.at(SPANS, 0); // the next one
     assert_eq!((span, before, now), (0, 7, 0));
+}
+
+#[test]
+fn the_end_of_a_ban_leaves_a_counter_of_the_overflow_as_it_is() {
+    let memory = Memory::new(ManualClock::new().into(), 1, 1 << 20);
+    let [stored, overflowing] = [0, 1].map(Key::new);
+    assert!(decide(&memory, &[(&ONCE, &stored)]).unwrap());
+    assert!(decide(&memory, &[(&ONCE, &overflowing)]).unwrap());
+    let charge = Charge::new(ONCE, CounterName::new("", &ONCE, &overflowing), 1);
+    let Reply::Ready(Ok(())) = memory.ban(charge, Duration::ZERO) else { panic!("it was not banned") };
+    assert!(!decide(&memory, &[(&ONCE, &overflowing)]).unwrap());
+}
+
+/// Each call finds room, as the counters of earlier ones have expired.
+#[test]
+fn the_overflow_takes_no_table_for_a_counter_that_finds_room() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 2, 1 << 16);
+    let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
+    for seconds in 2..=6 {
+        let both = [6, 7].map(|shard| key_in(shard, &rule(seconds), seconds * 1_000_000));
+        let rule = rule(seconds);
+        assert!(decide(&memory, &both.each_ref().map(|key| (&rule, key))).unwrap());
+        clock.advance(Duration::from_secs(100));
+    }
+    let (lasting, keys) = (rule(3600), [1, 2].map(Key::new));
+    assert!(decide(&memory, &keys.each_ref().map(|key| (&lasting, key))).unwrap());
+    assert!(decide(&memory, &[(&rule(10), &Key::new(3))]).unwrap());
+}
+
+#[test]
+fn two_rules_that_need_the_last_table_of_the_overflow_charge_nothing() {
+    let memory = Memory::new(ManualClock::new().into(), 1, 1 << 16);
+    let rule = |seconds| Rule::new("item", 1, Duration::from_secs(seconds));
+    let [stored, key] = [0, 1].map(Key::new);
+    assert!(decide(&memory, &[(&ONCE, &stored)]).unwrap());
+    for seconds in 2..=4 {
+        assert!(decide(&memory, &[(&rule(seconds), &key)]).unwrap());
+    }
+    let [first, second] = [rule(10), rule(20)];
+    assert!(decide(&memory, &[(&first, &key), (&second, &key)]).is_err());
+    let admitted = [first, second].map(|rule| decide(&memory, &[(&rule, &key)]));
+    assert!(admitted.iter().any(|admitted| matches!(admitted, Ok(true))), "{admitted:?}");
+    assert!(!admitted.iter().any(|admitted| matches!(admitted, Ok(false))), "{admitted:?}");
 }
