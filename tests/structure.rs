@@ -606,13 +606,14 @@ fn the_guide_lists_each_log_event_and_metric() {
 fn texts(folder: &Path, root: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
-        let name = entry.strip_prefix(root).expect("a path in the workspace").to_string_lossy().into_owned();
+        let is_named = |names: &[&str]| names.iter().any(|name| entry.ends_with(name));
         if entry.is_dir() {
-            if name != ".git" && name != "target" {
+            if !is_named(&[".git", "target"]) && !entry.join("CACHEDIR.TAG").exists() {
                 found.append(&mut texts(&entry, root));
             }
         } else if let Ok(text) = fs::read_to_string(&entry) {
-            found.push((name, text));
+            let path = entry.strip_prefix(root).expect("a path in the workspace");
+            found.push((path.to_string_lossy().into_owned(), text));
         }
     }
     found

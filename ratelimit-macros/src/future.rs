@@ -42,6 +42,34 @@ impl Variable {
         let tail = if self.is_pinned { pinned(value, none) } else { tail_of(value, none) };
         if self.is_wrapped { wrapped(tail) } else { either(Tail::Other, tail) }
     }
+
+    /// The tail of the values that these statements assign to it.
+    fn tail_of_later_values(&self, statements: &[Stmt]) -> Tail<'static> {
+        let mut values = Vec::new();
+        for statement in statements {
+            find_values(&self.name, statement.to_token_stream(), &mut values);
+        }
+        let parsed = values.into_iter().filter_map(|value| syn::parse2(value).ok());
+        parsed.fold(Tail::Other, |all, mut value| either(all, self.tail_of_value(&mut value)))
+    }
+}
+
+/// Adds what follows each `name =`, up to the next `;`.
+fn find_values(name: &Ident, tokens: TokenStream, found: &mut Vec<TokenStream>) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            TokenTree::Group(group) => find_values(name, group.stream(), found),
+            TokenTree::Ident(word) if word == name && !(at > 0 && is_punct(&tokens[at - 1], ".")) => {
+                let value = match &tokens[at + 1..] {
+                    [assigns, next, ..] if is_punct(assigns, "=") && !is_punct(next, "=>") => &tokens[at + 2..],
+                    _ => continue,
+                };
+                found.push(value.iter().take_while(|token| !is_punct(token, ";")).cloned().collect());
+            }
+            _ => {}
+        }
+    }
 }
 
 /// The async block that a body ends in.
@@ -61,16 +89,16 @@ pub(crate) fn tail<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt]))
         Stmt::Expr(expr, None) | Stmt::Expr(expr @ Expr::Return(_), _) => tail_of(expr, see),
         _ => Tail::Other,
     };
-    let tail = resolve(tail, front);
     if !is_one_of_several {
-        return tail;
+        return resolve(tail, front);
     }
     // Each of them may be left out of the program, once the limit is in place.
-    let others = front.iter_mut().filter(is_conditional);
-    others.fold(either(Tail::Other, tail), |all, other| match other {
+    let others = front.iter_mut().filter(|statement| is_conditional(*statement));
+    let all = others.fold(either(Tail::Other, tail), |all, other| match other {
         Stmt::Expr(expr, None) => either(all, tail_of(expr, see)),
         _ => all,
-    })
+    });
+    resolve(all, front)
 }
 
 /// Whether a statement has the attribute `cfg`.
@@ -101,16 +129,12 @@ fn resolve<'a>(tail: Tail<'a>, front: &mut [Stmt]) -> Tail<'a> {
         } else {
             variables.extract_if(.., |variable| is_bound(variable)).collect()
         };
-        let Some(init) = &mut local.init else {
-            // Its value comes later.
-            let has_async = |statement: &Stmt| words_of(statement.to_token_stream()).iter().any(|word| word == "async");
-            if !bound.is_empty() && after.iter().any(has_async) {
-                found = either(found, Tail::Wrapped);
-            }
-            continue;
-        };
         for variable in bound {
-            match variable.tail_of_value(&mut init.expr) {
+            let tail = match &mut local.init {
+                Some(init) => variable.tail_of_value(&mut init.expr),
+                None => variable.tail_of_later_values(after),
+            };
+            match tail {
                 Tail::Variables(further) => {
                     for variable in further {
                         if !variables.contains(&variable) {
@@ -129,6 +153,9 @@ fn resolve<'a>(tail: Tail<'a>, front: &mut [Stmt]) -> Tail<'a> {
 pub(crate) fn has_block(tail: &Tail<'_>) -> bool {
     matches!(tail, Tail::Block(_) | Tail::OneOfSeveral)
 }
+
+/// Methods of a future that pin it.
+const BOXES: [&str; 2] = ["boxed", "boxed_local"];
 
 /// Methods of a future whose result is a future with the same output.
 const SAME_OUTPUT: [&str; 6] = [
@@ -207,7 +234,7 @@ fn tail_of<'a>(expr: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
 fn tail_of_method<'a>(method: &Ident, value: &'a mut Expr, see: &mut dyn FnMut(&[Stmt])) -> Tail<'a> {
     let is_one_of = |methods: &[&str]| methods.iter().any(|name| method == name);
     match () {
-        () if is_one_of(&["boxed", "boxed_local"]) => pinned(value, see),
+        () if is_one_of(&BOXES) => pinned(value, see),
         () if is_one_of(&SAME_OUTPUT) => tail_of(value, see),
         () if is_one_of(&OTHER_OUTPUT) => match either(Tail::Other, tail_of(value, see)) {
             Tail::Wrapped => Tail::Other, // as likely it is a `Result`
@@ -222,7 +249,9 @@ fn method_of_future(function: &Expr) -> Option<Ident> {
     let Expr::Path(path) = function else { return None };
     let mut names = path.path.segments.iter().rev().map(|segment| &segment.ident);
     let (method, of) = (names.next()?, names.next()?);
-    (of == "Instrument" || of.to_string().ends_with("FutureExt")).then(|| method.clone())
+    let is_of_future = of == "Instrument" || of.to_string().ends_with("FutureExt");
+    let mut methods = BOXES.iter().chain(&SAME_OUTPUT).chain(&OTHER_OUTPUT);
+    (is_of_future && methods.any(|name| method == name)).then(|| method.clone())
 }
 
 /// The tail of a value that is pinned: as a rule a future or a stream.

@@ -228,8 +228,9 @@ impl Builder {
     ///   million keys with one call each got no honest call refused, also under a count of 5. Calls that use
     ///   the whole count of each of these keys get most honest calls refused. The bench `full_memory`
     ///   measures it.
-    /// - A rule with a [ban](crate::Rule::with_ban) finds no room there, unless its key was counted there before (or
-    ///   its cells, by other keys) and the store has room for the ban.
+    /// - A rule with a [ban](crate::Rule::with_ban) finds no room there while the store is full. A key that is counted
+    ///   there all the same, as its cells are in use and the store has room again, is refused above its count, but not
+    ///   banned: the charges may be those of other keys.
     /// - Periods begin at multiples of their length since 1970. The charges of the current one and of the one before
     ///   count. So a key that uses its whole count gets it in every second period only.
     /// - A refund or [`Limiter::reset`] returns nothing there, since the cells are shared.
@@ -433,7 +434,7 @@ impl Builder {
         if self.connections == 0 {
             return Some("`connections` is 0; use 1 or more");
         }
-        if Vec::<u8>::new().try_reserve_exact(self.settings.overflow_bytes).is_err() {
+        if !Memory::can_have_overflow(self.settings.overflow_bytes) {
             return Some("`overflow_bytes` is more memory than this process can get; use less, for example 64 MiB");
         }
         let has_no_instance = self.has_instances && self.settings.instances.is_none();

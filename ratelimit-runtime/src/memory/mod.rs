@@ -137,6 +137,11 @@ impl Memory {
     }
 
     /// The shard of a counter. Counters in the order of their ids are in that of their shards.
+    /// Whether the process can get so much memory for an overflow.
+    pub(crate) fn can_have_overflow(bytes: usize) -> bool {
+        Overflow::new(bytes).is_possible()
+    }
+
     #[inline]
     fn shard_of(&self, id: CounterId) -> usize {
         spread(id.0, self.shards.len())
@@ -247,17 +252,12 @@ impl Memory {
         }
         if !all_fit {
             for charge in request.charges.iter_mut().filter(|charge| charge.starts_ban()) {
-                let (id, query, shard) = (charge.counter.id(), charge.query(), shards.of(&charge.counter.id()));
-                let banned_for = |state: &mut dyn MemoryState, ban_ms| {
-                    ban(state, query.rule, ban_ms, now_us);
+                let (id, query) = (charge.counter.id(), charge.query());
+                let banned = shards.of(&id).update(id, query.rule, |state| {
+                    ban(state, query.rule, query.rule.ban_ms(), now_us);
                     evaluate(state, &query, now_us)
-                };
-                let ban_ms = query.rule.ban_ms();
-                let banned = shard.update(id, query.rule, |state| banned_for(state, ban_ms)).or_else(|| {
-                    // It has refused by its charges in the overflow.
-                    let ban_ms = ban_ms.max(charge.decision.reset_after_ms);
-                    self.insert_new(shard, id, query.rule, now_us, |state| banned_for(state, ban_ms)).ok()
                 });
+                // A refusal of the overflow bans nobody: its charges may be those of other keys.
                 if let Some(found) = banned {
                     found.write_to(charge, [0; 2]);
                 }

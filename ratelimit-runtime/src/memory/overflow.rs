@@ -10,7 +10,10 @@
 //! its count in any period here. Before it came, it may have had as much in its own window: twice
 //! the count in all, as a fixed window promises. It leaves only after two spans without a charge.
 
-use std::sync::{OnceLock, atomic::Ordering};
+use std::{
+    hint::black_box,
+    sync::{OnceLock, atomic::Ordering},
+};
 
 use crate::{
     Rule,
@@ -96,6 +99,11 @@ impl Overflow {
         Self { cells_in_row, tables: Default::default() }
     }
 
+    /// Whether the process can get the memory of one table.
+    pub(super) fn is_possible(&self) -> bool {
+        black_box(Vec::<AtomicU64>::new()).try_reserve_exact(ROWS * self.cells_in_row).is_ok()
+    }
+
     /// Charges a counter that has no room elsewhere, if the cost fits. `None` if it cannot be counted here.
     ///
     /// The caller has locked the counter: two calls of it at once could both find the last permit.
@@ -120,7 +128,7 @@ impl Overflow {
     }
 
     /// Whether a charge can be counted here. Nothing is refunded here: of several charges, these are made last.
-    /// `has_room`: a ban of the counter could be stored.
+    /// `has_room`: the store has room for one more counter.
     pub(super) fn can_count(&self, id: CounterId, query: &ChargeQuery<'_>, has_room: bool, now_ms: u64) -> bool {
         let period_ms = query.rule.period_ms();
         let has_table = || {
@@ -128,7 +136,7 @@ impl Overflow {
                 |table: &OnceLock<PeriodTable>| table.get().is_none_or(|table| table.period_ms == period_ms);
             self.tables.iter().any(of_period)
         };
-        // A counter that is here already stays.
+        // A refusal here bans nobody. But a counter that may be here already stays, if that is all that it lacks.
         let is_allowed = || query.rule.ban_ms() == 0 || has_room && self.evaluate(id, query, now_ms).is_some();
         is_countable(query) && query.cost <= LARGEST_COUNT && has_table() && is_allowed()
     }

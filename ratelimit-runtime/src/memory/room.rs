@@ -77,12 +77,12 @@ impl Memory {
         while lacks_room(new) && self.sweep_others(now_us) > 0 {}
         if let Some(overflow) = &self.overflow {
             // Of several, each has its table before the first one is charged: it refunds nothing.
-            let has_room = !lacks_room(new);
-            let takes_tables = new > 1 && !has_room;
+            let takes_tables = new > 1 && lacks_room(new);
             order.sort_unstable(); // those of enforced rules take them first
             for order in order.iter_mut().filter(|order| is_new(order)) {
                 let charge = &request.charges[order.at];
-                let can_count = overflow.can_count(charge.counter.id(), &charge.query(), has_room, now_us / 1000);
+                let can_count =
+                    overflow.can_count(charge.counter.id(), &charge.query(), self.has_room(1), now_us / 1000);
                 order.can_overflow = can_count && (!takes_tables || overflow.take_table(&charge.rule));
             }
         }

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use once_cell::sync::OnceCell;
 
 #[cfg(feature = "tower")]
-use crate::algorithm::{Recovery, recovery};
+use crate::algorithm::{Recovery, capabilities, recovery};
 use crate::{Permit, RequestPerMinute, Rule, SetupError};
 
 /// The header fields that tell a client its limit.
@@ -187,11 +187,17 @@ impl<'a> QuotaStatus<'a> {
     #[cfg(feature = "tower")]
     pub(super) fn settle(&mut self, used: u64) {
         let rule = self.policy.rule;
+        // In the overflow of a memory store, a charge of a fixed window counts for one or two periods, and no refund
+        // is possible.
+        let is_window = capabilities(rule.algorithm()).has_prefetch;
+        let is_in_overflow = is_window && self.wait.is_some_and(|wait| wait > rule.period());
+        let counted = if is_in_overflow { used.max(self.cost) } else { used };
         let with_cost = self.remaining.saturating_add(self.cost);
-        self.remaining = with_cost.saturating_sub(used).min(rule.limit());
+        self.remaining = with_cost.saturating_sub(counted).min(rule.limit());
         self.wait = self.wait.map(|wait| match used.saturating_sub(self.cost) {
             _ if self.remaining == rule.limit() => Duration::ZERO,
             0 => wait,
+            _ if is_in_overflow => 2 * rule.period(),
             excess => wait_after_excess(wait, &rule, excess),
         });
         self.cost = used;

@@ -340,14 +340,12 @@ async fn a_key_gets_no_new_counter_while_its_charges_in_the_overflow_count() {
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3, "in the overflow");
     only.refund().await.unwrap();
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 0, "although there is room again");
-    let bans = rule.with_ban(MINUTE);
-    assert_eq!(limiter.acquire(&bans, 1).await.unwrap_err().cause(), Cause::Banned, "and the rule bans now");
+    assert_eq!(admitted(&limiter, &rule.with_ban(MINUTE), 1, 5).await, 0, "and the rule bans now");
     clock.advance(2 * MINUTE);
     let only = limiter.acquire(&rule, 2).await.unwrap();
     limiter.acquire(&rule, 1).await.unwrap();
     only.refund().await.unwrap();
-    assert_eq!(admitted(&limiter, &bans, 1, 2).await, 2, "it has room where it is counted");
-    assert_eq!(limiter.acquire(&bans, 1).await.unwrap_err().cause(), Cause::Banned);
+    assert_eq!(admitted(&limiter, &rule.with_ban(MINUTE), 1, 5).await, 2, "it has room where it is counted");
     clock.advance(2 * MINUTE);
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
 }
@@ -379,26 +377,36 @@ async fn the_debug_text_of_a_limiter_tells_how_full_it_is() {
     assert!(text.len() < 1_000, "{text}");
 }
 
-/// All keys share one cell, so the overflow can't tell whether it has counted this one.
+/// All keys share one cell, so the overflow can't tell whether it has counted this one. It is not banned for the calls
+/// of others.
 #[tokio::test]
-async fn a_rule_that_bans_does_so_beside_other_keys_in_the_overflow() {
+async fn a_rule_that_bans_finds_no_room_beside_other_keys_in_the_overflow() {
     let (plain, bans) = (Rule::new("plain", 3, MINUTE), Rule::new("bans", 3, MINUTE).with_ban(10 * MINUTE));
-    for has_room in [false, true] {
-        let (limiter, clock) = overflowing(1, 32).await;
-        let only = limiter.acquire(&plain, 0).await.unwrap();
-        assert_eq!(admitted(&limiter, &plain, 1, 1).await, 1, "in the overflow");
-        if !has_room {
-            assert_eq!(limiter.acquire(&bans, 9).await.unwrap_err().cause(), Cause::Unavailable);
-            continue;
-        }
-        only.refund().await.unwrap();
-        assert_eq!(admitted(&limiter, &bans, 9, 2).await, 2);
-        for _ in 0..2 {
-            let refused = limiter.acquire(&bans, 9).await.unwrap_err();
-            assert_eq!(refused.cause(), Cause::Banned);
-            clock.advance(3 * MINUTE);
-        }
-    }
+    let (limiter, clock) = overflowing(1, 32).await;
+    let only = limiter.acquire(&plain, 0).await.unwrap();
+    assert_eq!(admitted(&limiter, &plain, 1, 1).await, 1, "in the overflow");
+    assert_eq!(limiter.acquire(&bans, 9).await.unwrap_err().cause(), Cause::Unavailable);
+    only.refund().await.unwrap();
+    assert_eq!(admitted(&limiter, &bans, 9, 5).await, 2, "with those of the other key, three");
+    clock.advance(2 * MINUTE);
+    assert_eq!(admitted(&limiter, &bans, 9, 3).await, 3);
+    assert_eq!(limiter.acquire(&bans, 9).await.unwrap_err().cause(), Cause::Banned, "in its own counter");
+}
+
+/// The overflow never refunds, so a charge there is made last.
+#[tokio::test]
+async fn a_rule_that_bans_is_not_charged_in_the_overflow_if_another_rule_finds_no_room() {
+    let (limiter, _clock) = overflowing(2, 1 << 16).await;
+    let rule = Rule::new("item", 3, MINUTE);
+    limiter.acquire(&rule, 0).await.unwrap();
+    let second = limiter.acquire(&rule, 1).await.unwrap();
+    assert_eq!(admitted(&limiter, &rule, 9, 1).await, 1, "in the overflow");
+    second.refund().await.unwrap();
+    let logs = ["a", "b"].map(|prefix| Rule::new(prefix, 3, MINUTE).with_algorithm(Algorithm::SlidingLog));
+    let bans = rule.with_ban(MINUTE);
+    let refused = limiter.acquire_all(&[&bans, &logs[0], &logs[1]].map(|rule| (rule, Key::new(9), 1))).await;
+    assert_eq!(refused.unwrap_err().cause(), Cause::Unavailable);
+    assert_eq!(admitted(&limiter, &bans, 9, 5).await, 2);
 }
 
 #[test]

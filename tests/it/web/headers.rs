@@ -226,6 +226,32 @@ async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early() {
     }
 }
 
+/// There, a charge counts for one or two periods, and nothing is refunded.
+#[tokio::test]
+async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early_in_the_overflow() {
+    let rule = Rule::new("item", 10, MINUTE);
+    for (used, takes) in [0, 5, 7, 30].into_iter().flat_map(|used| [0, 2, 59, 61].map(|takes| (used, takes))) {
+        let clock = ManualClock::new();
+        let builder = Limiter::builder("memory://").clock(clock.clone()).max_keys(1).overflow_bytes(1 << 16);
+        let limiter = builder.build().await.unwrap();
+        limiter.acquire(&rule, "bob").await.unwrap();
+        let limits = [Limit::new(rule).key(by_user()).settle(5, SettleBy::response(move |_| used))];
+        let layer = RateLimitLayer::new(limits).limiter(limiter.clone()).headers(HeaderStyle::RateLimit);
+        let (late, passed) = (clock.clone(), Duration::from_secs(takes));
+        let service = tower::service_fn(move |_: http::Request<()>| {
+            late.advance(passed);
+            async { Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("hello"))) }
+        });
+        let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+        let response = layer.layer(service).oneshot(request).await.unwrap();
+        let [remaining, told] = ["ratelimit-remaining", "ratelimit-reset"]
+            .map(|name| response.headers()[name].to_str().unwrap().parse::<u64>().unwrap());
+        let found = limiter.peek(&rule, "alice").await.unwrap();
+        let what = format!("{used} after {takes} s: {remaining}, {told} s, not {found:?}");
+        assert!(remaining <= found.remaining() && Duration::from_secs(told) >= found.reset_after(), "{what}");
+    }
+}
+
 /// Layers one around the other: a list can name both, a triple the tighter one, whichever it is.
 #[tokio::test]
 async fn headers_of_nested_layers_are_combined() {

@@ -17,6 +17,8 @@ fn unsupported_items() {
         ("fn f() -> BoxFuture<R> { #[cfg(a)] { Box::pin(async {}) } #[cfg(not(a))] { Box::pin(async {}) } }", future),
         ("fn f() -> BoxFuture<R> { #[cfg(a)] { h() } #[cfg(not(a))] { Box::pin(async {}) } }", future),
         ("fn f() -> BoxFuture<R> { #[inline] #[cfg(a)] { Box::pin(async {}) } #[cfg(not(a))] { h() } }", future),
+        ("fn f() -> Alias { let b: Alias; if a { b = Box::pin(async {}); } else { b = h(); } b }", future),
+        ("fn f() -> Alias { let b = async {}.boxed(); #[cfg(a)] { b } #[cfg(not(a))] { h() } }", future),
         ("fn f() -> BoxFuture<R> { #[cfg(a)] let b = Box::pin(async {}); #[cfg(not(a))] let b = h(); b }", future),
         (
             "impl S { async fn f() {} fn g() -> Alias { #[cfg(a)] { Box::pin(async {}) } #[cfg(not(a))] { h() } } }",
@@ -114,7 +116,8 @@ fn methods_that_may_return_a_future() {
         "fn g() -> impl TryFuture<Ok = A> { timeout(limit, async {}) }",
         "fn g() -> Alias { Box::pin(if a { timeout(limit, async {}) } else { b() }) }",
         "fn g() -> Job { let a = b(); let c = async {}; Box::pin(Job::new(a, d(c))) }",
-        "fn g() -> Alias { let b: Alias; if a { b = Box::pin(async {}); } else { b = h(); } b }",
+        "fn g() -> Alias { let b: Alias; if a { b = Box::pin(timeout(limit, async {})); } else { b = h(); } b }",
+        "fn g() -> Alias { Instrument::new(async {}) }",
     ] {
         check("\"a\", 1, Days, 1", &format!("impl S {{ async fn f() {{}} {method} }}"), &[expected]);
     }
@@ -259,6 +262,11 @@ fn blocking() {
         "impl S { async fn f() {} fn g() -> R { async {}.block_on() } }",
         "impl S { async fn f() {} fn g() -> BoxStream<R> { Box::pin(async {}.flatten_stream()) } }",
         "impl S { async fn f() {} fn g() -> Pin<Box<dyn Stream<Item = R>>> { iter(a).then(|b| async {}).boxed() } }",
+        "fn f() -> BoxFuture<R> { #[cfg(a)] { log(); } Box::pin(async move {}) }",
+        "fn f() -> Alias { FutureExt::boxed(async move {}) }",
+        "fn f() -> Alias { MyFutureExt::pin(async move {}) }",
+        "impl S { async fn f() {} fn g() -> u64 { let n; if a { n = 1 } else { n = 2 } spawn(async {}); n } }",
+        "impl S { async fn f() {} fn g() -> Task { let n; if a { n = spawn(async {}); } else { n = h(); } n } }",
         "impl S { async fn f() {} fn g() -> R { tokio::spawn(async {}) } }",
         "impl S { async fn f() {} fn g() -> Worker { let a = tokio::spawn(async {}); Worker::new(a) } }",
         "impl S { async fn f() {} fn g() -> Worker { Worker { a: tokio::spawn(async {}) } } }",
