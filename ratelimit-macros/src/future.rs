@@ -1,6 +1,6 @@
 //! Recognizes functions that return a future, such as those that `#[async_trait]` generates.
 
-use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Ident, Spacing, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{ParseStream, Parser as _};
 use syn::{Expr, ExprAsync, ExprBlock, ExprReturn, Stmt};
@@ -43,31 +43,61 @@ impl Variable {
         if self.is_wrapped { wrapped(tail) } else { either(Tail::Other, tail) }
     }
 
-    /// The tail of the values that these statements assign to it.
-    fn tail_of_later_values(&self, statements: &[Stmt]) -> Tail<'static> {
+    /// The tail of the values that these statements give to it. `seen`: the variables that were looked up.
+    fn tail_of_later_values(&self, statements: &[Stmt], seen: &mut Vec<Self>) -> Tail<'static> {
+        seen.push(self.clone());
         let mut values = Vec::new();
         for statement in statements {
             find_values(&self.name, statement.to_token_stream(), &mut values);
         }
-        let parsed = values.into_iter().filter_map(|value| syn::parse2(value).ok());
-        parsed.fold(Tail::Other, |all, mut value| either(all, self.tail_of_value(&mut value)))
+        values.into_iter().fold(Tail::Other, |all, value| {
+            let tail = match begin_of(value.clone()) {
+                Some(mut value) => self.tail_of_value(&mut value),
+                None if words_of(value).iter().any(|word| word == "async") => Tail::Wrapped,
+                None => Tail::Other,
+            };
+            let mut of_others = Tail::Other;
+            if let Tail::Variables(others) = &tail {
+                for other in others {
+                    if !seen.contains(other) {
+                        of_others = either(of_others, other.tail_of_later_values(statements, seen));
+                    }
+                }
+            }
+            either(all, either(tail, of_others))
+        })
     }
 }
 
-/// Adds what follows each `name =`, up to the next `;`.
+/// The expression at the beginning of these tokens.
+fn begin_of(tokens: TokenStream) -> Option<Expr> {
+    let begin = |input: ParseStream<'_>| {
+        let value: Expr = input.parse()?;
+        input.parse::<TokenStream>().map(|_| value)
+    };
+    begin.parse2(tokens).ok()
+}
+
+/// Adds what follows each `name =`, `name: Type =` and `(name, other) =`, up to the next `;`.
 fn find_values(name: &Ident, tokens: TokenStream, found: &mut Vec<TokenStream>) {
     let tokens: Vec<_> = tokens.into_iter().collect();
+    let is_sign = |at: usize, signs: &str| tokens.get(at).is_some_and(|token| is_punct(token, signs));
+    let is_joint = |at: usize| matches!(&tokens[at], TokenTree::Punct(punct) if punct.spacing() == Spacing::Joint);
+    let assigns = |at: usize| is_sign(at, "=") && !is_joint(at) && !is_joint(at - 1);
     for (at, token) in tokens.iter().enumerate() {
-        match token {
-            TokenTree::Group(group) => find_values(name, group.stream(), found),
-            TokenTree::Ident(word) if word == name && !(at > 0 && is_punct(&tokens[at - 1], ".")) => {
-                let value = match &tokens[at + 1..] {
-                    [assigns, next, ..] if is_punct(assigns, "=") && !is_punct(next, "=>") => &tokens[at + 2..],
-                    _ => continue,
-                };
-                found.push(value.iter().take_while(|token| !is_punct(token, ";")).cloned().collect());
+        let is_it = match token {
+            TokenTree::Ident(word) => word == name && (at == 0 || !is_sign(at - 1, ".")),
+            TokenTree::Group(group) => {
+                find_values(name, group.stream(), found);
+                words_of(group.stream()).contains(name)
             }
-            _ => {}
+            _ => false,
+        };
+        let end = (at..tokens.len()).find(|at| is_sign(*at, ";")).unwrap_or(tokens.len());
+        // A type may have `=`, as in `dyn Future<Output = R>`.
+        let last = if is_sign(at + 1, ":") { end } else { tokens.len().min(at + 2) };
+        if let Some(assigned) = (at + 1..last).rev().find(|at| assigns(*at)).filter(|_| is_it) {
+            found.push(tokens[assigned + 1..end].iter().cloned().collect());
         }
     }
 }
@@ -132,7 +162,7 @@ fn resolve<'a>(tail: Tail<'a>, front: &mut [Stmt]) -> Tail<'a> {
         for variable in bound {
             let tail = match &mut local.init {
                 Some(init) => variable.tail_of_value(&mut init.expr),
-                None => variable.tail_of_later_values(after),
+                None => variable.tail_of_later_values(after, &mut Vec::new()),
             };
             match tail {
                 Tail::Variables(further) => {
@@ -359,11 +389,7 @@ pub(crate) fn early_return(body: &TokenStream, statements: &[Stmt]) -> Option<Sp
 pub(crate) fn returns_early(body: &TokenStream, so: impl Fn(&Tail<'_>) -> bool) -> bool {
     let text = body.to_string();
     let returned = if text.contains("return") && text.contains("async") { returns(body) } else { Vec::new() };
-    let begin = |input: ParseStream<'_>| {
-        let value: Expr = input.parse()?;
-        input.parse::<TokenStream>().map(|_| value)
-    };
-    let parsed = returned.into_iter().filter_map(|(_, from)| begin.parse2(from).ok());
+    let parsed = returned.into_iter().filter_map(|(_, from)| begin_of(from));
     parsed.into_iter().any(|mut value| so(&tail_of(&mut value, &mut |_| {})))
 }
 

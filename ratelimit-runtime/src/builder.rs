@@ -228,9 +228,9 @@ impl Builder {
     ///   million keys with one call each got no honest call refused, also under a count of 5. Calls that use
     ///   the whole count of each of these keys get most honest calls refused. The bench `full_memory`
     ///   measures it.
-    /// - A rule with a [ban](crate::Rule::with_ban) finds no room there while the store is full. A key that is counted
-    ///   there all the same, as its cells are in use and the store has room again, is refused above its count, but not
-    ///   banned: the charges may be those of other keys.
+    /// - A rule with a [ban](crate::Rule::with_ban) finds no room there while the store is full: its new keys follow
+    ///   the failure policy. Once the store has room, a key that shares its cells with earlier calls is counted there
+    ///   until these end. Above its count it is then refused, but not banned, as the calls may be those of other keys.
     /// - Periods begin at multiples of their length since 1970. The charges of the current one and of the one before
     ///   count. So a key that uses its whole count gets it in every second period only.
     /// - A refund or [`Limiter::reset`] returns nothing there, since the cells are shared.

@@ -136,12 +136,12 @@ impl Memory {
         }
     }
 
-    /// The shard of a counter. Counters in the order of their ids are in that of their shards.
     /// Whether the process can get so much memory for an overflow.
     pub(crate) fn can_have_overflow(bytes: usize) -> bool {
         Overflow::new(bytes).is_possible()
     }
 
+    /// The shard of a counter. Counters in the order of their ids are in that of their shards.
     #[inline]
     fn shard_of(&self, id: CounterId) -> usize {
         spread(id.0, self.shards.len())

@@ -136,7 +136,8 @@ impl Overflow {
                 |table: &OnceLock<PeriodTable>| table.get().is_none_or(|table| table.period_ms == period_ms);
             self.tables.iter().any(of_period)
         };
-        // A refusal here bans nobody. But a counter that may be here already stays, if that is all that it lacks.
+        // A rule with a ban is counted here only if the store has room: then the key is kept out of the store just by
+        // the charges here, which may be its own.
         let is_allowed = || query.rule.ban_ms() == 0 || has_room && self.evaluate(id, query, now_ms).is_some();
         is_countable(query) && query.cost <= LARGEST_COUNT && has_table() && is_allowed()
     }

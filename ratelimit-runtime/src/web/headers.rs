@@ -323,7 +323,8 @@ fn window(rule: &Rule) -> Option<u128> {
 }
 
 /// The time until the whole limit is available, if a charge of `excess` is added to what is available after `wait`.
-/// It may be too long: the store knows the exact one, but is not asked.
+/// It may be too long: the store knows the exact one, but is not asked. It is too short only if the counter has expired
+/// meanwhile, and a full memory store counts the excess in its overflow.
 #[cfg(feature = "tower")]
 fn wait_after_excess(wait: Duration, rule: &Rule, excess: u64) -> Duration {
     let times = |duration: Duration, count: u64| {

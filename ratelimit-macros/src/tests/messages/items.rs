@@ -18,6 +18,9 @@ fn unsupported_items() {
         ("fn f() -> BoxFuture<R> { #[cfg(a)] { h() } #[cfg(not(a))] { Box::pin(async {}) } }", future),
         ("fn f() -> BoxFuture<R> { #[inline] #[cfg(a)] { Box::pin(async {}) } #[cfg(not(a))] { h() } }", future),
         ("fn f() -> Alias { let b: Alias; if a { b = Box::pin(async {}); } else { b = h(); } b }", future),
+        ("fn f() -> Alias { let b: A; match a { 0 => b = h(), _ => b = Box::pin(async {}), } b }", future),
+        ("fn f() -> Alias { let b; if a { let c = async {}; b = Box::pin(c); } else { b = h(); } b }", future),
+        ("fn f() -> Alias { let b; let c: Pin<Box<dyn Future<Output = R>>> = Box::pin(async {}); b = c; b }", future),
         ("fn f() -> Alias { let b = async {}.boxed(); #[cfg(a)] { b } #[cfg(not(a))] { h() } }", future),
         ("fn f() -> BoxFuture<R> { #[cfg(a)] let b = Box::pin(async {}); #[cfg(not(a))] let b = h(); b }", future),
         (
@@ -117,6 +120,7 @@ fn methods_that_may_return_a_future() {
         "fn g() -> Alias { Box::pin(if a { timeout(limit, async {}) } else { b() }) }",
         "fn g() -> Job { let a = b(); let c = async {}; Box::pin(Job::new(a, d(c))) }",
         "fn g() -> Alias { let b: Alias; if a { b = Box::pin(timeout(limit, async {})); } else { b = h(); } b }",
+        "fn g() -> Alias { let b; let c; (b, c) = (Box::pin(async {}), 1); b }",
         "fn g() -> Alias { Instrument::new(async {}) }",
     ] {
         check("\"a\", 1, Days, 1", &format!("impl S {{ async fn f() {{}} {method} }}"), &[expected]);
