@@ -1,10 +1,10 @@
 //! Recognizes functions that return a future, such as those that `#[async_trait]` generates.
 
-use proc_macro2::{Delimiter, Ident, Spacing, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::parse::{ParseStream, Parser as _};
 use syn::{Expr, ExprAsync, ExprBlock, ExprReturn, Stmt};
 
+use crate::assigned::{begin_of, values_of};
 use crate::names::{bind, rebind};
 use crate::tokens::is_punct;
 
@@ -43,14 +43,10 @@ impl Variable {
         if self.is_wrapped { wrapped(tail) } else { either(Tail::Other, tail) }
     }
 
-    /// The tail of the values that these statements give to it. `seen`: the variables that were looked up.
-    fn tail_of_later_values(&self, statements: &[Stmt], seen: &mut Vec<Self>) -> Tail<'static> {
+    /// The tail of the values that it gets in these statements. `seen`: the variables that were looked up.
+    fn tail_of_later_values(&self, statements: &TokenStream, seen: &mut Vec<Self>) -> Tail<'static> {
         seen.push(self.clone());
-        let mut values = Vec::new();
-        for statement in statements {
-            find_values(&self.name, statement.to_token_stream(), &mut values);
-        }
-        values.into_iter().fold(Tail::Other, |all, value| {
+        values_of(&self.name, statements).into_iter().fold(Tail::Other, |all, value| {
             let tail = match begin_of(value.clone()) {
                 Some(mut value) => self.tail_of_value(&mut value),
                 None if words_of(value).iter().any(|word| word == "async") => Tail::Wrapped,
@@ -66,39 +62,6 @@ impl Variable {
             }
             either(all, either(tail, of_others))
         })
-    }
-}
-
-/// The expression at the beginning of these tokens.
-fn begin_of(tokens: TokenStream) -> Option<Expr> {
-    let begin = |input: ParseStream<'_>| {
-        let value: Expr = input.parse()?;
-        input.parse::<TokenStream>().map(|_| value)
-    };
-    begin.parse2(tokens).ok()
-}
-
-/// Adds what follows each `name =`, `name: Type =` and `(name, other) =`, up to the next `;`.
-fn find_values(name: &Ident, tokens: TokenStream, found: &mut Vec<TokenStream>) {
-    let tokens: Vec<_> = tokens.into_iter().collect();
-    let is_sign = |at: usize, signs: &str| tokens.get(at).is_some_and(|token| is_punct(token, signs));
-    let is_joint = |at: usize| matches!(&tokens[at], TokenTree::Punct(punct) if punct.spacing() == Spacing::Joint);
-    let assigns = |at: usize| is_sign(at, "=") && !is_joint(at) && !is_joint(at - 1);
-    for (at, token) in tokens.iter().enumerate() {
-        let is_it = match token {
-            TokenTree::Ident(word) => word == name && (at == 0 || !is_sign(at - 1, ".")),
-            TokenTree::Group(group) => {
-                find_values(name, group.stream(), found);
-                words_of(group.stream()).contains(name)
-            }
-            _ => false,
-        };
-        let end = (at..tokens.len()).find(|at| is_sign(*at, ";")).unwrap_or(tokens.len());
-        // A type may have `=`, as in `dyn Future<Output = R>`.
-        let last = if is_sign(at + 1, ":") { end } else { tokens.len().min(at + 2) };
-        if let Some(assigned) = (at + 1..last).rev().find(|at| assigns(*at)).filter(|_| is_it) {
-            found.push(tokens[assigned + 1..end].iter().cloned().collect());
-        }
     }
 }
 
@@ -122,7 +85,7 @@ pub(crate) fn tail<'a>(statements: &'a mut [Stmt], see: &mut dyn FnMut(&[Stmt]))
     if !is_one_of_several {
         return resolve(tail, front);
     }
-    // Each of them may be left out of the program, once the limit is in place.
+    // rustc applies `cfg` after this macro, and may remove the statement that has the limit.
     let others = front.iter_mut().filter(|statement| is_conditional(*statement));
     let all = others.fold(either(Tail::Other, tail), |all, other| match other {
         Stmt::Expr(expr, None) => either(all, tail_of(expr, see)),
@@ -147,24 +110,30 @@ fn is_conditional(statement: &impl ToTokens) -> bool {
 fn resolve<'a>(tail: Tail<'a>, front: &mut [Stmt]) -> Tail<'a> {
     let Tail::Variables(mut variables) = tail else { return tail };
     let mut found = Tail::Other;
+    let mut conditional = Vec::new();
     for at in (0..front.len()).rev() {
         let (before, after) = front.split_at_mut(at + 1);
-        let is_one_of_several = is_conditional(&before[at]);
         let Stmt::Local(local) = &mut before[at] else { continue };
         let mut names = Vec::new();
         bind(&local.pat, &mut names);
         let is_bound = |variable: &Variable| names.contains(&variable.name);
-        let bound: Vec<_> = if is_one_of_several {
-            variables.iter().filter(|variable| is_bound(variable)).cloned().collect()
+        let mut bound: Vec<_>;
+        if local.attrs.iter().any(|attribute| attribute.path().is_ident("cfg")) {
+            // rustc may remove this `let`, so an earlier one of the name counts, too.
+            bound = variables.iter().filter(|variable| is_bound(variable)).cloned().collect();
+            conditional.extend(names);
         } else {
-            variables.extract_if(.., |variable| is_bound(variable)).collect()
-        };
+            bound = variables.extract_if(.., |variable| is_bound(variable)).collect();
+            // But not in front of two of them: one is left.
+            bound.retain(|variable| conditional.iter().filter(|name| **name == variable.name).count() < 2);
+        }
+        let later = (local.init.is_none() || words_of(local.pat.to_token_stream()).iter().any(|word| word == "mut"))
+            .then(|| after.iter().map(ToTokens::to_token_stream).collect::<TokenStream>())
+            .filter(|later| !bound.is_empty() && later.to_string().contains("async"));
         for variable in bound {
-            let tail = match &mut local.init {
-                Some(init) => variable.tail_of_value(&mut init.expr),
-                None => variable.tail_of_later_values(after, &mut Vec::new()),
-            };
-            match tail {
+            let first = local.init.as_mut().map_or(Tail::Other, |init| variable.tail_of_value(&mut init.expr));
+            let later = later.as_ref().map(|later| variable.tail_of_later_values(later, &mut Vec::new()));
+            match either(first, later.unwrap_or(Tail::Other)) {
                 Tail::Variables(further) => {
                     for variable in further {
                         if !variables.contains(&variable) {
@@ -279,7 +248,7 @@ fn method_of_future(function: &Expr) -> Option<Ident> {
     let Expr::Path(path) = function else { return None };
     let mut names = path.path.segments.iter().rev().map(|segment| &segment.ident);
     let (method, of) = (names.next()?, names.next()?);
-    let is_of_future = of == "Instrument" || of.to_string().ends_with("FutureExt");
+    let is_of_future = of == "Instrument" || of == "WithSubscriber" || of.to_string().ends_with("FutureExt");
     let mut methods = BOXES.iter().chain(&SAME_OUTPUT).chain(&OTHER_OUTPUT);
     (is_of_future && methods.any(|name| method == name)).then(|| method.clone())
 }

@@ -2,6 +2,7 @@
 //! them. Depend on that crate, not on this one.
 
 mod args;
+mod assigned;
 mod duration;
 mod entry_points;
 mod errors;

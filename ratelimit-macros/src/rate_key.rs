@@ -167,7 +167,7 @@ fn check_attributes(attributes: &[Attribute], errors: &mut Errors) {
     }
 }
 
-/// Reports fields that are floats, or have attributes.
+/// Reports floats, and `rate_key` on fields.
 fn check_fields(fields: &Fields, errors: &mut Errors) {
     for field in fields {
         check_attributes(&field.attrs, errors);

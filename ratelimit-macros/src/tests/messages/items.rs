@@ -21,6 +21,11 @@ fn unsupported_items() {
         ("fn f() -> Alias { let b: A; match a { 0 => b = h(), _ => b = Box::pin(async {}), } b }", future),
         ("fn f() -> Alias { let b; if a { let c = async {}; b = Box::pin(c); } else { b = h(); } b }", future),
         ("fn f() -> Alias { let b; let c: Pin<Box<dyn Future<Output = R>>> = Box::pin(async {}); b = c; b }", future),
+        ("fn f() -> Alias { let mut b = h(); if a { b = Box::pin(async {}); } b }", future),
+        (
+            "fn f() -> Alias { let b: A; if a { let c: A = if let Some(d) = e { Box::pin(async {}) } else { g() }; b = c; } else { b = g(); } b }",
+            future,
+        ),
         ("fn f() -> Alias { let b = async {}.boxed(); #[cfg(a)] { b } #[cfg(not(a))] { h() } }", future),
         ("fn f() -> BoxFuture<R> { #[cfg(a)] let b = Box::pin(async {}); #[cfg(not(a))] let b = h(); b }", future),
         (
@@ -268,6 +273,11 @@ fn blocking() {
         "impl S { async fn f() {} fn g() -> Pin<Box<dyn Stream<Item = R>>> { iter(a).then(|b| async {}).boxed() } }",
         "fn f() -> BoxFuture<R> { #[cfg(a)] { log(); } Box::pin(async move {}) }",
         "fn f() -> Alias { FutureExt::boxed(async move {}) }",
+        "fn f() -> Alias { Box::pin(WithSubscriber::with_current_subscriber(async move {})) }",
+        "impl S { async fn f() {} fn g(&mut self) -> usize { let n; n = self.n(); self.jobs[n] = Box::pin(async {}); n } }",
+        "impl S { async fn f() {} fn g(&mut self) -> Id { let n; n = self.n(); *self.job(n) = Box::pin(async {}); n } }",
+        "impl S { async fn f() {} fn g() -> Task { let b = async {}; #[cfg(a)] let b = c(b); #[cfg(not(a))] let b = d(b); b } }",
+        "impl S { async fn f() {} fn g() -> u64 { let mut n = 0; if a { n = 1; } spawn(async {}); n } }",
         "fn f() -> Alias { MyFutureExt::pin(async move {}) }",
         "impl S { async fn f() {} fn g() -> u64 { let n; if a { n = 1 } else { n = 2 } spawn(async {}); n } }",
         "impl S { async fn f() {} fn g() -> Task { let n; if a { n = spawn(async {}); } else { n = h(); } n } }",
