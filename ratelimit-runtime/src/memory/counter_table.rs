@@ -72,9 +72,10 @@ impl<S: MemoryState + Default> CounterTable<S> {
         cost: u64,
         time: LockedTime<'_>,
     ) -> Result<(Outcome, u64), NotAtOnce> {
-        // Read before the search: its result would have to be saved while the clock is called.
-        let now = if S::needs_us() { time.us() } else { time.ms() };
+        // The clock is read after the search. A reading waits for what is in front of it, and what is behind it waits
+        // for the reading: in front of the search, it would delay the access to memory.
         let at = self.find(id).ok_or(NotAtOnce::NotStored)?;
+        let now = if S::needs_us() { time.us() } else { time.ms() };
         let outcome = self.slots[at].state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
         Ok((outcome, now.us))
     }
