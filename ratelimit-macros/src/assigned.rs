@@ -6,7 +6,7 @@ use syn::parse::{ParseStream, Parser as _};
 
 use crate::tokens::is_punct;
 
-/// What follows each `name =`, `name: Type =` and `(name, other) =` in these statements, up to the next `;`.
+/// The tokens behind each `name =`, `name: Type =` and `(name, other) =` in these statements, up to the next `;`.
 ///
 /// Scopes are ignored: a `name` in a closure or in a spawned block counts, too.
 pub(crate) fn values_of(name: &Ident, statements: &TokenStream) -> Vec<TokenStream> {

@@ -327,14 +327,17 @@ fn window(rule: &Rule) -> Option<u128> {
 /// meanwhile, and a full memory store counts the excess in its overflow.
 #[cfg(feature = "tower")]
 fn wait_after_excess(wait: Duration, rule: &Rule, excess: u64) -> Duration {
-    let times = |duration: Duration, count: u64| {
-        let ms = duration.as_millis().saturating_mul(count.into()).div_ceil(rule.count().max(1).into());
+    let count = rule.count().max(1);
+    let refill_of = |amount: u64| {
+        let ms = rule.period().as_millis().saturating_mul(amount.into()).div_ceil(count.into());
         Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
     };
-    let whole_periods = excess.div_ceil(rule.count().max(1)).saturating_mul(rule.count());
     match recovery(rule) {
-        Recovery::Even => wait.saturating_add(times(rule.period(), excess)),
-        Recovery::Lumps => wait.max(rule.period()).saturating_add(times(rule.period(), whole_periods)),
+        Recovery::Even => wait.saturating_add(refill_of(excess)),
+        Recovery::Lumps => {
+            let whole_periods = excess.div_ceil(count).saturating_mul(count);
+            wait.max(rule.period()).saturating_add(refill_of(whole_periods))
+        }
         Recovery::Whole | Recovery::Released => wait.max(rule.period()),
     }
 }

@@ -160,7 +160,7 @@ async fn a_rule_that_is_switched_on_again_limits_also_beside_settings_that_do_no
     }
 }
 
-/// What remained of the old count is above the new one.
+/// The rest of the old count is above the new one.
 #[tokio::test]
 async fn a_count_that_falls_meanwhile_does_not_make_a_partial_cost_too_large() {
     let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.item]\ncount = 100").unwrap());

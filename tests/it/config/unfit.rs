@@ -92,7 +92,7 @@ async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {
     assert!(errors[0].1.contains("set another algorithm in the file"), "{errors:?}");
 }
 
-/// The same for a request whose limit has a count of its own.
+/// Also for a request whose limit has a count of its own.
 #[tokio::test]
 async fn a_rule_of_the_file_keeps_its_last_settings_also_with_a_count_of_the_request() {
     let text = |count, rest| format!("[rules.item]\nunit = \"Minutes\"\ncount = {count}\n{rest}");

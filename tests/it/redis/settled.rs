@@ -141,7 +141,7 @@ async fn a_bucket_remembers_the_last_of_nine_charges() {
     }
 }
 
-/// What the first settlement gave back can't be given back once more.
+/// The amount that the first settlement gave back can't be given back once more.
 #[tokio::test]
 async fn two_charges_of_one_instant_are_settled_one_after_the_other() {
     let (server, limiter, rule) = bucket().await;
@@ -156,7 +156,7 @@ async fn two_charges_of_one_instant_are_settled_one_after_the_other() {
     assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 40_000 - 14_000);
 }
 
-/// What the bucket knows of the time before the second charge stays.
+/// The bucket keeps its data from before the second charge.
 #[tokio::test]
 async fn the_later_of_two_charges_may_be_settled_first() {
     let (server, limiter, rule) = bucket().await;

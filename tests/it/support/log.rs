@@ -18,7 +18,7 @@ type Act = Arc<dyn Fn() + Send + Sync>;
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     lines: Arc<Mutex<Vec<(Level, String)>>>,
-    /// What it does after a line that holds these words.
+    /// A call after each line that has these words.
     acts_at: Option<(&'static str, Act)>,
 }
 

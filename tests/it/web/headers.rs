@@ -188,7 +188,23 @@ async fn headers_report_a_cost_that_the_head_tells() {
     }
 }
 
-/// What is used above the cost counts from now on. The whole limit is then available later, never earlier, than told.
+/// The remaining amount and the reset that the fields tell to alice, whose request reserves `cost`. After some seconds,
+/// the head of its response tells what was used.
+async fn told_after(seconds: u64, (cost, used): (u64, u64), rule: Rule, clock: &ManualClock, on: &Limiter) -> [u64; 2] {
+    let limits = [Limit::new(rule).key(by_user()).settle(cost, SettleBy::response(move |_| used))];
+    let layer = RateLimitLayer::new(limits).limiter(on.clone()).headers(HeaderStyle::RateLimit);
+    let late = clock.clone();
+    let service = tower::service_fn(move |_: http::Request<()>| {
+        late.advance(Duration::from_secs(seconds));
+        async { Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("hello"))) }
+    });
+    let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+    let response = layer.layer(service).oneshot(request).await.unwrap();
+    ["ratelimit-remaining", "ratelimit-reset"]
+        .map(|name| response.headers()[name].to_str().unwrap().parse::<u64>().unwrap())
+}
+
+/// An amount used above the cost counts from now on. The whole limit is then available later, never earlier, than told.
 #[tokio::test]
 async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early() {
     let rules = [
@@ -202,18 +218,9 @@ async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early() {
     for (algorithm, period) in rules {
         let rule = Rule::new("item", 10, period).with_algorithm(algorithm);
         for (used, takes) in [0, 1, 2, 5, 10, 100].into_iter().flat_map(|used| [0, 59, 61].map(|takes| (used, takes))) {
-            let (clock, cost) = (ManualClock::new(), 1);
+            let clock = ManualClock::new();
             let limiter = in_memory(&clock).await;
-            let limits = [Limit::new(rule).key(by_user()).settle(cost, SettleBy::response(move |_| used))];
-            let layer = RateLimitLayer::new(limits).limiter(limiter.clone()).headers(HeaderStyle::RateLimit);
-            let (late, passed) = (clock.clone(), Duration::from_secs(takes));
-            let service = tower::service_fn(move |_: http::Request<()>| {
-                late.advance(passed);
-                async { Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("hello"))) }
-            });
-            let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
-            let response = layer.layer(service).oneshot(request).await.unwrap();
-            let told = response.headers()["ratelimit-reset"].to_str().unwrap().parse::<u64>().unwrap();
+            let [_, told] = told_after(takes, (1, used), rule, &clock, &limiter).await;
             let whole = limiter.peek(&rule, "alice").await.unwrap().reset_after();
             assert!(
                 Duration::from_secs(told) >= whole,
@@ -226,7 +233,7 @@ async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early() {
     }
 }
 
-/// There, a charge counts for one or two periods, and nothing is refunded.
+/// In the overflow, a charge counts for one or two periods, and nothing is refunded.
 #[tokio::test]
 async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early_in_the_overflow() {
     let rule = Rule::new("item", 10, MINUTE);
@@ -235,17 +242,7 @@ async fn headers_do_not_tell_a_settled_limit_to_be_available_too_early_in_the_ov
         let builder = Limiter::builder("memory://").clock(clock.clone()).max_keys(1).overflow_bytes(1 << 16);
         let limiter = builder.build().await.unwrap();
         limiter.acquire(&rule, "bob").await.unwrap();
-        let limits = [Limit::new(rule).key(by_user()).settle(5, SettleBy::response(move |_| used))];
-        let layer = RateLimitLayer::new(limits).limiter(limiter.clone()).headers(HeaderStyle::RateLimit);
-        let (late, passed) = (clock.clone(), Duration::from_secs(takes));
-        let service = tower::service_fn(move |_: http::Request<()>| {
-            late.advance(passed);
-            async { Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("hello"))) }
-        });
-        let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
-        let response = layer.layer(service).oneshot(request).await.unwrap();
-        let [remaining, told] = ["ratelimit-remaining", "ratelimit-reset"]
-            .map(|name| response.headers()[name].to_str().unwrap().parse::<u64>().unwrap());
+        let [remaining, told] = told_after(takes, (5, used), rule, &clock, &limiter).await;
         let found = limiter.peek(&rule, "alice").await.unwrap();
         let what = format!("{used} after {takes} s: {remaining}, {told} s, not {found:?}");
         assert!(remaining <= found.remaining() && Duration::from_secs(told) >= found.reset_after(), "{what}");

@@ -145,7 +145,7 @@ async fn a_cost_that_the_head_does_not_tell_is_charged_when_the_head_is_there() 
     drop(response);
 }
 
-/// The same if there is no response: the service fails, or the client leaves. The service may keep the hold.
+/// Also if there is no response: the service fails, or the client leaves. The service may keep the hold.
 #[tokio::test]
 async fn a_cost_is_charged_when_the_service_fails_or_the_client_leaves() {
     let (clock, log) = (ManualClock::new(), per_minute(10).with_algorithm(Algorithm::SlidingLog));

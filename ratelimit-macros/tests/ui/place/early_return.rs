@@ -133,7 +133,7 @@ fn behind_an_async_closure(id: Option<u64>) -> BoxFuture {
     Box::pin(async move { Ok(()) })
 }
 
-/// Those of closures, functions and async blocks are their own.
+/// A `return` of a closure, a function or an async block is its own.
 #[limit_request_per_time("item", 1, Days, 1)]
 fn fits(id: u64) -> BoxFuture {
     fn next(id: u64) -> u64 {

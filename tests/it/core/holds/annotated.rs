@@ -136,7 +136,7 @@ async fn calls_that_waited_for_a_place_do_not_wait_for_the_rate() {
     }
 }
 
-/// The same counters as [`export`], without a longest wait.
+/// Has the counters of [`export`], but no longest wait.
 #[limit_concurrent_requests("export", 1, key = id, lease = "10s", on_limit = Wait, permit = permit, limiter = limiter)]
 #[limit_request_per_time("export-rate", 1, Minutes, 2, key = id)]
 async fn export_when_free(limiter: &Limiter, id: u64) -> Result<Permit, RequestPerMinute> {

@@ -55,7 +55,7 @@ async fn a_waiting_caller_gets_a_charge_that_another_slot_has_refused() {
     timeout(PATIENCE, waits).await.expect("it is admitted").unwrap().unwrap();
 }
 
-/// The same, if the caller of both slots leaves.
+/// Also if the caller of both slots leaves.
 #[tokio::test]
 async fn a_waiting_caller_gets_the_charge_of_a_caller_who_has_left() {
     let (cluster, limiter, [first, second]) = two_slots().await;
