@@ -8,8 +8,9 @@
 //! Rows that miss what is wanted come first, the largest loss at the top. A row is chosen if each
 //! word is in one of its columns.
 //!
-//! **Method.** A row has a process of its own. There our calls and the other's take turns of some
-//! milliseconds, and change places after each round. All keys are stored before, and are called in
+//! **Method.** A row has a process of its own. There our calls and the other's take turns, and change
+//! places after each round. Both make the same number of calls in a turn: as many as take the slower
+//! one some milliseconds, and at least for a quarter of the keys. All keys are stored before, and are called in
 //! an order that no cache likes; a turn goes on where the last one ended. Nanoseconds are those of a
 //! call on each thread, in the median of the rounds: of processor time with one thread, of real time
 //! with two. They hold for one machine and one moment. The ratio is what to read: the median of the
@@ -35,7 +36,8 @@
 //!   worst number of keys between that and 2,000,000.
 //!
 //! An admitted call of a `LeakyBucket` sleeps if its key was called within the same millisecond. It
-//! has rows of 900,000 keys only.
+//! has rows of 900,000 keys only. Its table has few counters there, as that of `Concurrent`: an empty queue and a
+//! place that was given back need not be stored. Other tables have all keys.
 //!
 //! **Wanted.** `Case::wanted` has the numbers. A rules file may double the time of a call. A refusal
 //! has to do without allocations, too.
@@ -186,7 +188,7 @@ fn measure(case: &Case, kinds: &str, effort: Effort) {
         kinds.map(|(_, threads)| sizes[usize::from(threads == 2)]).collect()
     } else {
         let contenders = contenders(case);
-        kinds.map(|(_, threads)| Figures::of(&contenders, threads, effort, case.refused)).collect()
+        kinds.map(|(_, threads)| Figures::of(&contenders, case.keys, threads, effort, case.refused)).collect()
     };
     for figures in figures {
         println!("{}", figures.to_line());
@@ -219,7 +221,7 @@ fn sizes<K: Keys<Key: 'static>>(case: &Case, keys: &K) -> [Figures; 2] {
     let (mut ours, mut governor) = (None, None);
     let ours = bytes(|range| fill(case, ours.get_or_insert_with(|| limiter(case)), keys, range));
     let other = bytes(|range| {
-        let governor = governor.get_or_insert_with(|| peers::governor::<K>(1));
+        let governor = governor.get_or_insert_with(|| peers::governor::<K>(true));
         range.for_each(|index| assert!(keys.with(index, |key| governor.check_key(key)).is_ok()));
     });
     [0, 1].map(|at| Figures::of_size(ours[at], other[at]))

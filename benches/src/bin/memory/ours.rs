@@ -15,6 +15,11 @@ use crate::{
 type Answer = Result<(), RequestPerMinute>;
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+/// Permits that come back to a token bucket in an hour: so few that no bucket of a row is full again before it is
+/// called again. A full one need not be stored.
+pub(crate) const REFILL: u32 = 100;
+/// Permits of a token bucket: more than are ever called for.
+pub(crate) const BURST: u32 = 100_000_000;
 /// The cost of a call of `acquire_n`.
 pub(crate) const COST: u32 = 2;
 
@@ -22,18 +27,24 @@ pub(crate) const COST: u32 = 2;
 const fn count(name: Name, refused: bool) -> u64 {
     match name {
         _ if refused => 1,
+        Name::TokenBucket => REFILL as u64,
         Name::SlidingLog => 9_999_999, // its largest
         _ => 1_000_000_000,
     }
 }
 
+/// The burst of the token bucket: 1, or more than is ever called for.
+const fn burst(refused: bool) -> u64 {
+    if refused { 1 } else { BURST as u64 }
+}
+
 /// The rule of the functions below. It is evaluated at compile time.
 const fn rule(prefix: &'static str, name: Name, refused: bool) -> Rule {
-    let count = count(name, refused);
+    let (count, burst) = (count(name, refused), burst(refused));
     let algorithm = match name {
         Name::FixedWindow => Algorithm::FixedWindow { align: false },
         Name::SlidingWindow => Algorithm::SlidingWindow { buckets: 1, weighted: true },
-        Name::TokenBucket => Algorithm::TokenBucket { burst: count, refill: Refill::Greedy },
+        Name::TokenBucket => Algorithm::TokenBucket { burst, refill: Refill::Greedy },
         Name::SlidingLog => Algorithm::SlidingLog,
         Name::LeakyBucket => Algorithm::LeakyBucket { queue: 0 },
         Name::Concurrent => Algorithm::Concurrent,
@@ -52,9 +63,9 @@ macro_rules! functions {
     };
     (: $($nothing:tt)*) => {};
     ($two:ident: $name:ident, $limit:ident, $($argument:tt)*) => {
-        #[$limit(prefix = "item", count = const { count(Name::$name, false) }, key = id, $($argument)*)]
-        #[$limit(prefix = "other", count = const { count(Name::$name, false) }, key = id, $($argument)*)]
-        async fn $two<K: RateKey>(id: K) -> Answer {
+        #[$limit(prefix = "item", count = const { count(Name::$name, R) }, key = id, $($argument)*)]
+        #[$limit(prefix = "other", count = const { count(Name::$name, R) }, key = id, $($argument)*)]
+        async fn $two<K: RateKey, const R: bool>(id: K) -> Answer {
             Ok(())
         }
     };
@@ -66,7 +77,8 @@ functions! {
     #[limit_request_per_time(ttl = 1, unit = Hours, algorithm = SlidingWindow(buckets = 1))]
 }
 functions! {
-    TokenBucket, token_bucket, token_buckets: #[limit_request_per_time(ttl = 1, unit = Hours, algorithm = TokenBucket)]
+    TokenBucket, token_bucket, token_buckets:
+    #[limit_request_per_time(ttl = 1, unit = Hours, algorithm = TokenBucket(burst = const { burst(R) }))]
 }
 functions! {
     SlidingLog, sliding_log, sliding_logs: #[limit_request_per_time(ttl = 1, unit = Hours, algorithm = SlidingLog)]
@@ -130,7 +142,7 @@ pub(crate) fn ours<K: Keys>(case: &Case, limiter: &'static Limiter, keys: &'stat
                         run(keys, case.keys, |key| now($one::<_, true>(K::argument(key))).is_ok())
                     }
                     $((Name::$name, Way::TwoAnnotated, false) => {
-                        run(keys, case.keys, |key| now($two(K::argument(key))).is_ok())
+                        run(keys, case.keys, |key| now($two::<_, false>(K::argument(key))).is_ok())
                     })?
                     (Name::$name, Way::Acquire, false) if reads => run(keys, case.keys, |key| {
                         let rule = const { &rule("item", Name::$name, false) };

@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     cases::{Against, Case, Way},
-    ours::{COST, HOUR, ours},
+    ours::{BURST, COST, HOUR, REFILL, ours},
     turns::{Keys, Run, now, run},
 };
 
@@ -29,15 +29,15 @@ pub(crate) fn other<K: Keys<Key: 'static>>(case: &Case, limiter: &'static Limite
             ours(&Case { way, ..*case }, limiter, keys)
         }
         Against::Governor if case.way == Way::AcquireN => {
-            let (limiter, cost) = (governor::<K>(count), NonZeroU32::new(COST).expect("not 0"));
+            let (limiter, cost) = (governor::<K>(case.refused), NonZeroU32::new(COST).expect("not 0"));
             filled(case, keys, move |key| limiter.check_key_n(key, cost).expect("it fits").is_ok())
         }
         Against::Governor => {
-            let limiter = governor::<K>(count);
+            let limiter = governor::<K>(case.refused);
             filled(case, keys, move |key| limiter.check_key(key).is_ok())
         }
         Against::GovernorNumbers => {
-            let limiter = governor::<K>(count).with_middleware::<StateInformationMiddleware>();
+            let limiter = governor::<K>(case.refused).with_middleware::<StateInformationMiddleware>();
             filled(case, keys, move |key| match limiter.check_key(key) {
                 Ok(state) => {
                     black_box(state.remaining_burst_capacity());
@@ -50,7 +50,7 @@ pub(crate) fn other<K: Keys<Key: 'static>>(case: &Case, limiter: &'static Limite
             })
         }
         Against::TwoGovernors => {
-            let [item, other] = [(); 2].map(|()| governor::<K>(count));
+            let [item, other] = [(); 2].map(|()| governor::<K>(case.refused));
             filled(case, keys, move |key| item.check_key(key).is_ok() && other.check_key(key).is_ok())
         }
         Against::ThrottleKit => {
@@ -115,9 +115,9 @@ const fn count(refused: bool) -> u32 {
     if refused { 1 } else { 1_000_000_000 }
 }
 
-/// A limiter of so many calls an hour.
-pub(crate) fn governor<K: Keys>(count: u32) -> DefaultKeyedRateLimiter<K::Key> {
-    let burst = NonZeroU32::new(count).expect("not 0");
-    let quota = Quota::with_period(HOUR / count).expect("not 0").allow_burst(burst);
-    DefaultKeyedRateLimiter::keyed(quota)
+/// A limiter with the quota of our token bucket.
+pub(crate) fn governor<K: Keys>(refused: bool) -> DefaultKeyedRateLimiter<K::Key> {
+    let (count, burst) = if refused { (1, 1) } else { (REFILL, BURST) };
+    let burst = NonZeroU32::new(burst).expect("not 0");
+    DefaultKeyedRateLimiter::keyed(Quota::with_period(HOUR / count).expect("not 0").allow_burst(burst))
 }

@@ -20,6 +20,10 @@ use serde_json::json;
 /// Shares no factor with any number of keys here. It visits them in an order that no cache likes.
 const STRIDE: u64 = 382_199;
 
+/// A turn visits at least this part of the keys. In a short one, most calls would find what the other's turn has
+/// left in the caches, however fast they are.
+const LEAST_PART: u64 = 4;
+
 /// The keys of a row, by index.
 pub(crate) trait Keys: Sync {
     /// As governor stores it.
@@ -160,7 +164,7 @@ fn visit_keys(first: u64, keys: u64, calls: u64, admits: impl Fn(u64) -> bool) -
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
-    /// Figures of one contender in one round.
+    /// Figures of one contender in one round. A turn is longer if it has a part of many keys.
     pub(crate) turn: Duration,
 }
 
@@ -181,17 +185,24 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// The two contenders change places after every round.
-    pub(crate) fn of(contenders: &[Run; 2], threads: u64, effort: Effort, refused: bool) -> Self {
+    /// The two contenders change places after every round. Both make as many calls in a turn, so the first ones,
+    /// which find the other's memory in the caches, are the same part of it. The first round does not count.
+    pub(crate) fn of(contenders: &[Run; 2], keys: u64, threads: u64, effort: Effort, refused: bool) -> Self {
         const COUNTED: u64 = 10_000;
-        let calls = contenders.each_ref().map(|run| calls_of_a_turn(run, threads, effort.turn));
+        let [ours, other] = contenders.each_ref().map(|run| calls_of_a_turn(run, threads, effort.turn));
+        let (of_time, of_keys) = (ours.min(other), keys / LEAST_PART / threads);
+        let calls = of_time.max(of_keys);
+        // Long turns scatter less.
+        let rounds = if of_keys > of_time { effort.rounds / 3 } else { effort.rounds };
         let mut nanoseconds = [const { Vec::new() }; 2];
         let mut wrong = [0; 2];
-        for round in 0..effort.rounds {
+        for round in 0..=rounds {
             for at in [round % 2, 1 - round % 2] {
-                let lap = contenders[at](calls[at], threads);
-                nanoseconds[at].push(lap.time.as_secs_f64() * 1e9 / float(calls[at]));
-                wrong[at] += if refused { lap.admitted } else { calls[at] * threads - lap.admitted };
+                let lap = contenders[at](calls, threads);
+                wrong[at] += if refused { lap.admitted } else { calls * threads - lap.admitted };
+                if round > 0 {
+                    nanoseconds[at].push(lap.time.as_secs_f64() * 1e9 / float(calls));
+                }
             }
         }
         let mut ratios: Vec<f64> =
@@ -199,7 +210,7 @@ impl Figures {
         ratios.sort_by(f64::total_cmp);
         let counted = allocation_counter::measure(|| _ = contenders[0](COUNTED, 1));
         let [ours, other] = nanoseconds.map(median);
-        let made = |at: usize| float(calls[at] * threads) * float(effort.rounds as u64);
+        let made = float(calls * threads) * float(rounds as u64 + 1);
         Self {
             ours,
             other,
@@ -207,7 +218,7 @@ impl Figures {
             scatter: (ratios[ratios.len() * 3 / 4] - ratios[ratios.len() / 4]) / 2.0,
             // The barrier and the list of threads are not the contender's.
             allocations: (float(counted.count_total) / float(COUNTED) * 100.0).round() / 100.0,
-            wrong: [0, 1].map(|at| float(wrong[at]) / made(at)),
+            wrong: wrong.map(|wrong| float(wrong) / made),
         }
     }
 
