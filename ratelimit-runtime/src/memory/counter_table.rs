@@ -2,6 +2,8 @@
 
 use std::mem;
 
+use branches::prefetch_read_data;
+
 use crate::{Rule, algorithm::MemoryState, clock::LockedTime, counter::CounterId, decision::Outcome};
 
 /// States by counter id, in an open-addressing hash table with linear probing.
@@ -72,10 +74,11 @@ impl<S: MemoryState + Default> CounterTable<S> {
         cost: u64,
         time: LockedTime<'_>,
     ) -> Result<(Outcome, u64), NotAtOnce> {
-        // The clock is read after the search. A reading waits for what is in front of it, and what is behind it waits
-        // for the reading: in front of the search, it would delay the access to memory.
-        let at = self.find(id).ok_or(NotAtOnce::NotStored)?;
+        // A reading of the clock waits for all loads in front of it, and the loads behind it wait for the reading.
+        // It does not wait for a prefetch. So the access to memory begins now, and goes on meanwhile.
+        self.prefetch(id);
         let now = if S::needs_us() { time.us() } else { time.ms() };
+        let at = self.find(id).ok_or(NotAtOnce::NotStored)?;
         let outcome = self.slots[at].state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
         Ok((outcome, now.us))
     }
@@ -217,6 +220,15 @@ impl<S: MemoryState + Default> CounterTable<S> {
                 return None;
             }
             at = self.next(at);
+        }
+    }
+
+    /// Asks for the memory of the slot where the search for an id begins.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn prefetch(&self, id: CounterId) {
+        if let Some(slot) = self.slots.get(self.home(id)) {
+            prefetch_read_data::<_, 0>(slot);
         }
     }
 
