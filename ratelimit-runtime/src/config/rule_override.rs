@@ -7,6 +7,7 @@ use crate::{
     algorithm::{HoldSupport, capabilities},
     duration::ReadableDuration,
     rule::{
+        algorithm::RuleField,
         call_kind::{CallCost, CallKind},
         limits::{MOST_BUCKETS, is_lease, lease_bounds},
     },
@@ -38,6 +39,10 @@ impl RuleOverride {
     pub(super) fn apply(&self, rule: &Rule) -> Rule {
         let count = self.count.unwrap_or(rule.count());
         let algorithm = match self.algorithm {
+            // The code has sized it by the count of this call.
+            None if rule.count() == 0 && matches!(rule.algorithm().size(), Some((RuleField::Burst, 0))) => {
+                rule.algorithm().with_largest_cost(count)
+            }
             None => rule.algorithm(),
             Some(AlgorithmSpec::Complete(algorithm)) => algorithm,
             Some(AlgorithmSpec::SizedByCount(algorithm)) => algorithm.with_largest_cost(count),
@@ -70,14 +75,18 @@ impl RuleOverride {
     /// The fault that these settings have with any rule of the code.
     pub(super) fn own_fault(&self) -> Option<String> {
         if let Some(rule) = self.to_rule("checked") {
-            return rule.fault();
+            let names_algorithm = self.algorithm.is_some();
+            return rule.fault().map(|fault| match names_algorithm {
+                true => fault,
+                false => format!("{fault}; if the rule has another algorithm, write it beside the count"),
+            });
         }
-        // A rule of the code that allows as much as any.
+        // A rule of the code that allows as much as any. A count of 0 bounds no burst.
         let shortest_ms = match self.algorithm {
             Some(AlgorithmSpec::Complete(algorithm)) => algorithm.key_tag().buckets.map_or(1, |n| n.min(MOST_BUCKETS)),
             _ => 1,
         };
-        let rule = Rule::new("checked", 1, self.period.unwrap_or(Duration::from_millis(shortest_ms)));
+        let rule = Rule::new("checked", 0, self.period.unwrap_or(Duration::from_millis(shortest_ms)));
         // The largest count depends on the algorithm.
         let count = self.count.filter(|_| self.algorithm.is_some());
         let fault = Self { count, ..self.clone() }.apply(&rule).fault();
@@ -87,6 +96,9 @@ impl RuleOverride {
     /// The reason why these settings do not fit a rule of the code, and what to change.
     pub(super) fn fault_with(&self, rule: &Rule, kind: CallKind) -> Option<String> {
         let changed = self.apply(rule);
+        if rule.is_concurrent() && self.ban.is_some_and(|ban| !ban.is_zero()) {
+            return Some("a limit of concurrent calls cannot ban; remove `ban` from the file".into());
+        }
         if let (Some(fault), false) = (changed.fault(), rule.has_fault()) {
             return Some(fault);
         }

@@ -92,6 +92,12 @@ fn errors_name_the_line_and_the_reason() {
             "[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999_999_999_999",
             "line 1: invalid rule: `buckets` must be at most 1,000",
         ),
+        // The program may have its rules only in the file.
+        (
+            "[rules.item]\ncount = 20_000_000_000\nunit = \"Hours\"",
+            "line 1: invalid rule: its count is 20000000000; FixedWindow { align: false } over 1 h can store 9999999999 \
+             at most; if the rule has another algorithm, write it beside the count",
+        ),
         // Whatever the rule in the code is.
         (
             "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 9007199254740993",
@@ -112,6 +118,40 @@ fn errors_name_the_line_and_the_reason() {
         RulesText::parse_rules("item.count = 0").unwrap_err().to_string(),
         "line 1: `count` is 0; it must be at least 1"
     );
+}
+
+/// What a bucket can store depends on the count, which only the code knows.
+#[test]
+fn a_burst_that_fits_some_count_is_valid() {
+    let bucket = Algorithm::TokenBucket { burst: 5_000_000, refill: Refill::Interval };
+    let rule = Rule::new("item", 5_000_000, Duration::from_secs(30 * 86_400)).with_algorithm(bucket);
+    let text = "[rules.item]\nttl = 30\nunit = \"Days\"\nalgorithm = \"TokenBucket\"\nburst = 2_000_000\nrefill = \"Interval\"";
+    assert_eq!(change(text, rule).limit(), 2_000_000);
+    let one = Rule::new("item", 1, MINUTE);
+    let fault = table(text).by_prefix["item"].all.settings.fault_with(&one, CallKind::default());
+    assert!(fault.is_some_and(|fault| fault.starts_with("its burst is 2000000")));
+}
+
+/// As macros make them of a count that the call knows.
+#[test]
+fn a_count_goes_over_a_bucket_without_permits() {
+    let bucket = Algorithm::TokenBucket { burst: 0, refill: Refill::Greedy };
+    let changed = change("[rules.item]\ncount = 500", Rule::new("item", 0, MINUTE).with_algorithm(bucket));
+    assert_eq!((changed.count(), changed.limit(), changed.fault()), (500, 500, None));
+    let invalid = Rule::new("item", 5, MINUTE).with_algorithm(bucket);
+    assert!(change("[rules.item]\ncount = 500", invalid).fault().is_some());
+}
+
+#[test]
+fn a_fault_tells_numbers_that_break_the_rule() {
+    let window = Algorithm::SlidingWindow { buckets: 3, weighted: true };
+    let uneven = Rule::new("item", 10, Duration::from_millis(90_500)).with_algorithm(window).fault().unwrap();
+    assert!(uneven.ends_with("over 90500 ms"), "{uneven}");
+    assert_eq!(Rule::new("item", 1, MINUTE).with_prefetch(0).fault().unwrap(), "`prefetch` must be at least 1");
+    let places = Rule::new("item", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
+    let banning = table("[rules.item]\nban = \"10m\"").by_prefix["item"].all.settings.clone();
+    let fault = banning.fault_with(&places, CallKind::default());
+    assert_eq!(fault.as_deref(), Some("a limit of concurrent calls cannot ban; remove `ban` from the file"));
 }
 
 fn change(text: &str, rule: Rule) -> Rule {

@@ -151,8 +151,11 @@ impl RuleFault {
                     ReadableDuration(period)
                 )
             }
-            Self::NoPrefix | Self::BanInShadow | Self::BanWithPrefetch | Self::BanTooLong => self.words().to_owned(),
+            Self::NoPrefix | Self::NoPrefetch | Self::BanInShadow | Self::BanWithPrefetch | Self::BanTooLong => {
+                self.words().to_owned()
+            }
             Self::Period => format!("{}; it is {period:?}", self.words()),
+            Self::UnevenBuckets => format!("{}; it is {algorithm:?} over {} ms", self.words(), period.as_millis()),
             _ => format!("{}; it is {algorithm:?} over {}", self.words(), ReadableDuration(period)),
         }
     }
@@ -192,8 +195,10 @@ const fn burst_fault(burst: u64, refill: Refill, count: u64, period: u64) -> Opt
     let largest = match refill {
         _ if burst == 0 && count > 0 => return Some(RuleFault::NoBurst),
         Refill::Greedy => EXACT / period,
+        // A call with a count of 0 stores nothing.
+        Refill::Interval if count == 0 => EXACT,
         Refill::Interval => {
-            let fills = (EXACT / period).saturating_mul(if count == 0 { 1 } else { count });
+            let fills = (EXACT / period).saturating_mul(count);
             if fills < EXACT { fills } else { EXACT }
         }
     };
