@@ -178,7 +178,8 @@ impl Holding {
         let Some(rule) = self.finish(used, Some(result_sender)) else { return Ok(()) };
         let gone = || StoreError::unavailable("the background task that settles the hold has ended");
         // The background task applies the deadline, on a runtime that has a timer.
-        result.await.unwrap_or_else(|_| Err(gone())).map_err(|error| refusal(&rule, error))
+        let settled = result.await.unwrap_or_else(|_| Err((rule, gone())));
+        settled.map_err(|(rule, error)| refusal(&rule, error))
     }
 
     fn elapsed_ms(&self) -> u64 {
@@ -189,11 +190,11 @@ impl Holding {
         self.engine.settings().clock.now().saturating_sub(self.began_at)
     }
 
-    /// Settles. If the result is sent, now or by a background task, it returns the rule for error texts.
+    /// Settles. If the result is sent, now or by a background task, it returns the rule to name if none comes.
     fn finish(
         &mut self,
         used: UsedAmount,
-        result_sender: Option<oneshot::Sender<Result<(), StoreError>>>,
+        result_sender: Option<oneshot::Sender<Result<(), (Rule, StoreError)>>>,
     ) -> Option<Rule> {
         match mem::replace(&mut self.state, HoldState::Settled) {
             HoldState::Local(charges) => {
@@ -208,7 +209,7 @@ impl Holding {
                 }
                 let (rule, error) = failed?;
                 if let Some(result) = result_sender {
-                    let _ = result.send(Err(error)); // no caller waits for it
+                    let _ = result.send(Err((rule, error))); // no caller waits for it
                 }
                 Some(rule)
             }
@@ -267,7 +268,7 @@ async fn settle(
     charges: Vec<Charge>,
     used: UsedAmount,
     in_flight: SettlementInFlight,
-    result_sender: Option<oneshot::Sender<Result<(), StoreError>>>,
+    result_sender: Option<oneshot::Sender<Result<(), (Rule, StoreError)>>>,
 ) {
     let deadline = engine.settings().deadline;
     let end = after(deadline);
@@ -293,7 +294,7 @@ async fn settle(
     // The next callers need not wait during an outage of the store.
     drop(in_flight);
     if let Some(result_sender) = result_sender {
-        let _ = result_sender.send(failed.first().map_or(Ok(()), |(_, error)| Err(error.clone())));
+        let _ = result_sender.send(failed.first().map_or(Ok(()), |(charge, error)| Err((charge.rule, error.clone()))));
     }
     // Last, as a log subscriber may panic.
     for (charge, error) in &failed {

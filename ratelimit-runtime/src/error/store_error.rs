@@ -63,9 +63,9 @@ impl StoreError {
         }
     }
 
-    /// The caller is on no tokio runtime, which a server needs.
+    /// The caller is on no tokio runtime, which a store with I/O needs.
     pub(crate) fn no_runtime() -> Self {
-        Self::misconfigured("Redis needs a tokio runtime, and this call is on none")
+        Self::misconfigured("Redis, or a store of your own with I/O, needs a tokio runtime, and this call is on none")
     }
 
     /// The store returned fewer requests than it got.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::{Algorithm, Cause, Limiter, Refill, Reservation, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, Refill, Reservation, Rule};
 
 use crate::support::{MS, SECOND, fresh_key, limiter_on};
 
@@ -171,4 +171,24 @@ async fn the_later_of_two_charges_may_be_settled_first() {
     first.settle(0).await.unwrap();
     // Of the charge between, 3 seconds have refilled.
     assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 40_000 - 10_000 + 3 * 600);
+}
+
+/// The counter of one of two limits cannot be read. The error names that one.
+#[tokio::test]
+async fn a_settlement_that_fails_names_its_rule() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for broken in ["first", "second"] {
+        let places =
+            ["first", "second"].map(|prefix| Rule::new(prefix, 9, SECOND).with_algorithm(Algorithm::Concurrent));
+        let [first, second] = places.each_ref().map(|rule| (rule, Key::new(broken), 1));
+        let permit = limiter.acquire_all(&[first, second]).await.unwrap();
+        let names: Vec<Vec<u8>> =
+            redis::from_redis_value(server.command(&[b"KEYS", format!("{broken}:*").as_bytes()])).unwrap();
+        server.command(&[b"DEL", &names[0]]);
+        server.command(&[b"SADD", &names[0], b"member"]);
+        let failed = permit.refund().await.unwrap_err();
+        assert_eq!((failed.rule(), failed.cause()), (broken, Cause::Misconfigured), "{failed}");
+        server.command(&[b"DEL", &names[0]]);
+    }
 }
