@@ -42,6 +42,9 @@ struct TableSlot<S: MemoryState> {
 
 const SEGMENT: usize = 64;
 
+/// The slots of a table that a processor's own caches hold, with those of the other shards.
+const IN_CACHE: usize = 256;
+
 impl<S: MemoryState + Default> TableSlot<S> {
     fn new(id: CounterId, state: S) -> Self {
         Self { _align: [], id, state }
@@ -74,11 +77,19 @@ impl<S: MemoryState + Default> CounterTable<S> {
         cost: u64,
         time: LockedTime<'_>,
     ) -> Result<(Outcome, u64), NotAtOnce> {
-        // A reading of the clock waits for all loads in front of it, and the loads behind it wait for the reading.
-        // It does not wait for a prefetch. So the access to memory begins now, and goes on meanwhile.
-        self.prefetch(id);
-        let now = if S::needs_us() { time.us() } else { time.ms() };
-        let at = self.find(id).ok_or(NotAtOnce::NotStored)?;
+        // A reading of the clock waits for all loads in front of it, but not for a prefetch. So in a large table, the
+        // access to memory begins before the reading, and goes on meanwhile. In a small one, the search is done first:
+        // the loads behind a reading wait for it, too.
+        let read = || if S::needs_us() { time.us() } else { time.ms() };
+        let (at, now) = if self.slots.len() > IN_CACHE {
+            self.prefetch(id);
+            let now = read();
+            (self.find(id), now)
+        } else {
+            let at = self.find(id);
+            (at, read())
+        };
+        let at = at.ok_or(NotAtOnce::NotStored)?;
         let outcome = self.slots[at].state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
         Ok((outcome, now.us))
     }
