@@ -75,10 +75,10 @@ impl RuleOverride {
     /// The fault that these settings have with any rule of the code.
     pub(super) fn own_fault(&self) -> Option<String> {
         if let Some(rule) = self.to_rule("checked") {
-            let names_algorithm = self.algorithm.is_some();
-            return rule.fault().map(|fault| match names_algorithm {
-                true => fault,
-                false => format!("{fault}; if the rule has another algorithm, write it beside the count"),
+            let fault = rule.fault()?;
+            return Some(match self.algorithm {
+                Some(_) => fault,
+                None => format!("{fault}; if the rule has another algorithm, write it beside the count"),
             });
         }
         // A rule of the code that allows as much as any. A count of 0 bounds no burst.

@@ -144,10 +144,14 @@ impl EngineRef {
     }
 
     pub(super) async fn refund_receipt(&self, receipt: BackendReceipt) -> Result<u64, RequestPerMinute> {
-        let charge = receipt.rule_and_cost();
+        let (id, charge) = (receipt.id(), receipt.rule_and_cost());
         let refund = self.begin_refund_receipt(receipt);
-        let rule = || charge.map_or(Rule::new("", 0, Duration::ZERO), |(rule, _)| rule);
-        refund.complete(self).await.map_err(|error| refusal(&rule(), error))
+        let rule = || match charge {
+            Some((rule, _)) if !rule.prefix().is_empty() => Some(rule),
+            _ => self.guard()?.rule_of(id?),
+        };
+        let unknown = Rule::new("", 0, Duration::ZERO);
+        refund.complete(self).await.map_err(|error| refusal(&rule().unwrap_or(unknown), error))
     }
 
     /// Refunds in the background.

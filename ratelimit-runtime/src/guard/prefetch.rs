@@ -10,7 +10,7 @@ use super::{
     quota::{FollowUp, Prefetch, QuotaAnswer, SpendResult},
 };
 use crate::{
-    background,
+    Rule, background,
     clock::after,
     counter::CounterId,
     deadline,
@@ -29,6 +29,11 @@ impl Guard {
             Some(charge) => self.refund_upstream(charge.into()),
             None => Reply::Ready(Ok(0)), // from an earlier window, or from before a reset
         }
+    }
+
+    /// The rule of a prefetched permit, whose receipt has no prefix.
+    pub(crate) fn rule_of(&self, id: CounterId) -> Option<Rule> {
+        self.0.batches.rule_of(id)
     }
 
     /// Refunds the unspent quota, and prefetches no more. Returns how many permits were refunded.

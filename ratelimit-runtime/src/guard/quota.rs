@@ -350,6 +350,11 @@ impl QuotaBatches {
         Some(batch.charge(cost, receipt))
     }
 
+    /// The rule by which permits of a counter are prefetched.
+    pub(super) fn rule_of(&self, id: CounterId) -> Option<Rule> {
+        self.shard(id).batches.get(&id).map(|batch| batch.rule)
+    }
+
     /// Invalidates the quota of a counter that is reset, also quota that is still on the way.
     pub(super) fn invalidate(&self, id: CounterId) {
         if let Some(batch) = self.shard(id).batches.get_mut(&id) {

@@ -640,3 +640,18 @@ async fn refunded_permits_of_an_old_count_go_to_one_who_waits() {
     ends(limiter.acquire(&new, 1)).await.unwrap();
     ends(waiting).await.unwrap().unwrap();
 }
+
+/// The permit of a closed limiter goes back to the server, which cannot read the counter.
+#[tokio::test]
+async fn a_prefetched_permit_that_cannot_be_refunded_names_its_rule() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    limiter.acquire(&rule(1_000, 100), 1).await.unwrap();
+    let permit = limiter.acquire(&rule(1_000, 100), 1).await.unwrap();
+    limiter.clone().close().await;
+    let names: Vec<Vec<u8>> = redis::from_redis_value(server.command(&[b"KEYS", b"prefetched:*"])).unwrap();
+    server.command(&[b"DEL", &names[0]]);
+    server.command(&[b"SADD", &names[0], b"member"]);
+    let failed = permit.refund().await.unwrap_err();
+    assert_eq!((failed.rule(), failed.cause()), ("prefetched", Cause::Misconfigured), "{failed}");
+}
