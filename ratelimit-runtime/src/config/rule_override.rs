@@ -9,7 +9,7 @@ use crate::{
     rule::{
         algorithm::RuleField,
         call_kind::{CallCost, CallKind},
-        limits::{MOST_BUCKETS, is_lease, lease_bounds},
+        limits::{MOST_BUCKETS, RuleFault, is_lease, lease_bounds},
     },
 };
 
@@ -76,9 +76,11 @@ impl RuleOverride {
     pub(super) fn own_fault(&self) -> Option<String> {
         if let Some(rule) = self.to_rule("checked") {
             let fault = rule.fault()?;
-            return Some(match self.algorithm {
-                Some(_) => fault,
-                None => format!("{fault}; if the rule has another algorithm, write it beside the count"),
+            let is_count = matches!(rule.first_fault(), Some(RuleFault::TooLarge { field: RuleField::Count, .. }));
+            return Some(if is_count && self.algorithm.is_none() {
+                format!("{fault}; if the rule has another algorithm, write it beside the count")
+            } else {
+                fault
             });
         }
         // A rule of the code that allows as much as any. A count of 0 bounds no burst.

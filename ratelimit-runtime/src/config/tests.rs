@@ -92,12 +92,6 @@ fn errors_name_the_line_and_the_reason() {
             "[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999_999_999_999",
             "line 1: invalid rule: `buckets` must be at most 1,000",
         ),
-        // The program may have its rules only in the file.
-        (
-            "[rules.item]\ncount = 20_000_000_000\nunit = \"Hours\"",
-            "line 1: invalid rule: its count is 20000000000; FixedWindow { align: false } over 1 h can store 9999999999 \
-             at most; if the rule has another algorithm, write it beside the count",
-        ),
         // Whatever the rule in the code is.
         (
             "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 9007199254740993",
@@ -120,7 +114,7 @@ fn errors_name_the_line_and_the_reason() {
     );
 }
 
-/// What a bucket can store depends on the count, which only the code knows.
+/// The largest burst depends on the count, which only the code knows.
 #[test]
 fn a_burst_that_fits_some_count_is_valid() {
     let bucket = Algorithm::TokenBucket { burst: 5_000_000, refill: Refill::Interval };
@@ -132,7 +126,7 @@ fn a_burst_that_fits_some_count_is_valid() {
     assert!(fault.is_some_and(|fault| fault.starts_with("its burst is 2000000")));
 }
 
-/// As macros make them of a count that the call knows.
+/// Macros size a bucket by the count of the call, which may be 0.
 #[test]
 fn a_count_goes_over_a_bucket_without_permits() {
     let bucket = Algorithm::TokenBucket { burst: 0, refill: Refill::Greedy };
@@ -140,6 +134,20 @@ fn a_count_goes_over_a_bucket_without_permits() {
     assert_eq!((changed.count(), changed.limit(), changed.fault()), (500, 500, None));
     let invalid = Rule::new("item", 5, MINUTE).with_algorithm(bucket);
     assert!(change("[rules.item]\ncount = 500", invalid).fault().is_some());
+}
+
+/// The program may have its rules only in the file.
+#[test]
+fn a_count_without_an_algorithm_is_that_of_a_fixed_window() {
+    assert_eq!(
+        wrong("[rules.item]\ncount = 20_000_000_000\nunit = \"Hours\""),
+        "line 1: invalid rule: its count is 20000000000; FixedWindow { align: false } over 1 h can store 9999999999 at \
+         most; if the rule has another algorithm, write it beside the count"
+    );
+    assert_eq!(
+        wrong("[rules.item]\ncount = 5\nunit = \"Minutes\"\nshadow = true\nban = \"10m\""),
+        "line 1: invalid rule: a rule in shadow mode refuses nothing: leave `ban` or `shadow` out"
+    );
 }
 
 #[test]

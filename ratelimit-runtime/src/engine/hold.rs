@@ -190,7 +190,8 @@ impl Holding {
         self.engine.settings().clock.now().saturating_sub(self.began_at)
     }
 
-    /// Settles. If the result is sent, now or by a background task, it returns the rule to name if none comes.
+    /// Settles. Returns the rule that an error names if the background task sends no result. `None` if there will be
+    /// no result.
     fn finish(
         &mut self,
         used: UsedAmount,

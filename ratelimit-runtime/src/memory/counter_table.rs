@@ -42,7 +42,7 @@ struct TableSlot<S: MemoryState> {
 
 const SEGMENT: usize = 64;
 
-/// The slots of a table that a processor's own caches hold, with those of the other shards.
+/// With up to so many slots in each of 32 shards, a processor's own caches hold the tables.
 const IN_CACHE: usize = 256;
 
 impl<S: MemoryState + Default> TableSlot<S> {

@@ -150,7 +150,7 @@ async fn negative_numbers() {
     limiter.scope(calls).await;
 }
 
-/// The largest burst depends on a count that only the call knows. A count of 0 is below each cost, and has none.
+/// The largest burst depends on a count that only the call knows. A count of 0 refuses each cost, and bounds no burst.
 #[tokio::test]
 async fn a_large_burst_of_a_dynamic_count() {
     #[limit_request_per_time("bucket", 1, Days, limit, algorithm = TokenBucket(burst = 1_000_000_000, refill = Interval))]

@@ -10,7 +10,7 @@
 //!
 //! **Method.** A row has a process of its own. There our calls and the other's take turns, and change
 //! places after each round. Both make the same number of calls in a turn: as many as take the slower
-//! one some milliseconds, and at least for a quarter of the keys. All keys are stored before, and are called in
+//! one some milliseconds, and at least for a quarter of the keys. All keys were called before, and are called in
 //! an order that no cache likes; a turn goes on where the last one ended. Nanoseconds are those of a
 //! call on each thread, in the median of the rounds: of processor time with one thread, of real time
 //! with two. They hold for one machine and one moment. The ratio is what to read: the median of the
@@ -35,9 +35,11 @@
 //! - `bytes`: all that is allocated for a key, empty slots included, at 900,000 keys and at the
 //!   worst number of keys between that and 2,000,000.
 //!
-//! An admitted call of a `LeakyBucket` sleeps if its key was called within the same millisecond. It
-//! has rows of 900,000 keys only. Its table has few counters there, as that of `Concurrent`: an empty queue and a
-//! place that was given back need not be stored. Other tables have all keys.
+//! An admitted call of a `LeakyBucket` sleeps if its key was called within the same millisecond, so it has rows of
+//! 900,000 keys only. In admitted rows, our tables of `LeakyBucket` and `Concurrent` have few counters: an empty queue
+//! and a place that was given back need not be stored. In all other rows, both contenders store all keys.
+//!
+//! Beside a contender that is many times slower, such as `limitador`, our turns are short.
 //!
 //! **Wanted.** `Case::wanted` has the numbers. A rules file may double the time of a call. A refusal
 //! has to do without allocations, too.
@@ -72,7 +74,7 @@ use turns::{Effort, Figures, Integers, Keys, Run, Texts, float};
 
 const HEADER: &str = "\
 Nanoseconds of a call on each thread, or bytes of a key: ours, the other's, and the median of the rounds' ratios.
-Both take turns in one process, with all keys stored. ±: half the distance between the quartiles of the ratios.
+Both take turns in one process, with all keys called before. ±: half the distance between the quartiles of the ratios.
 allocs: allocations of one of our calls. wanted: the largest ratio, or the most bytes; and no allocation in a refusal.
 ";
 

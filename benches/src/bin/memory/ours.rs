@@ -15,10 +15,10 @@ use crate::{
 type Answer = Result<(), RequestPerMinute>;
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
-/// Permits that come back to a token bucket in an hour: so few that no bucket of a row is full again before it is
-/// called again. A full one need not be stored.
+/// Permits that come back to a token bucket in an hour. They are few: when a bucket is called again, it is not full. A
+/// full one need not be stored.
 pub(crate) const REFILL: u32 = 100;
-/// Permits of a token bucket: more than are ever called for.
+/// Permits of a token bucket: more than all calls of a row.
 pub(crate) const BURST: u32 = 100_000_000;
 /// The cost of a call of `acquire_n`.
 pub(crate) const COST: u32 = 2;
@@ -33,7 +33,7 @@ const fn count(name: Name, refused: bool) -> u64 {
     }
 }
 
-/// The burst of the token bucket: 1, or more than is ever called for.
+/// The burst of the token bucket: 1, or more than all calls of a row.
 const fn burst(refused: bool) -> u64 {
     if refused { 1 } else { BURST as u64 }
 }

@@ -20,8 +20,8 @@ use serde_json::json;
 /// Shares no factor with any number of keys here. It visits them in an order that no cache likes.
 const STRIDE: u64 = 382_199;
 
-/// A turn visits at least this part of the keys. In a short one, most calls would find what the other's turn has
-/// left in the caches, however fast they are.
+/// A turn visits at least this part of the keys. In a short turn, most calls would find the other's memory in the
+/// caches.
 const LEAST_PART: u64 = 4;
 
 /// The keys of a row, by index.
@@ -164,7 +164,7 @@ fn visit_keys(first: u64, keys: u64, calls: u64, admits: impl Fn(u64) -> bool) -
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
-    /// Figures of one contender in one round. A turn is longer if it has a part of many keys.
+    /// Time of a turn of the slower contender. With many keys it is longer.
     pub(crate) turn: Duration,
 }
 
@@ -185,15 +185,15 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// The two contenders change places after every round. Both make as many calls in a turn, so the first ones,
-    /// which find the other's memory in the caches, are the same part of it. The first round does not count.
+    /// The two contenders change places after every round. Both make the same number of calls in a turn. So each finds
+    /// the other's memory in the caches for the same part of its calls. The first round does not count.
     pub(crate) fn of(contenders: &[Run; 2], keys: u64, threads: u64, effort: Effort, refused: bool) -> Self {
         const COUNTED: u64 = 10_000;
         let [ours, other] = contenders.each_ref().map(|run| calls_of_a_turn(run, threads, effort.turn));
         let (of_time, of_keys) = (ours.min(other), keys / LEAST_PART / threads);
         let calls = of_time.max(of_keys);
         // Long turns scatter less.
-        let rounds = if of_keys > of_time { effort.rounds / 3 } else { effort.rounds };
+        let rounds = if of_keys > of_time { (effort.rounds / 3).max(4) } else { effort.rounds };
         let mut nanoseconds = [const { Vec::new() }; 2];
         let mut wrong = [0; 2];
         for round in 0..=rounds {
