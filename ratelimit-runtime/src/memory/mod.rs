@@ -257,7 +257,7 @@ impl Memory {
                     ban(state, query.rule, query.rule.ban_ms(), now_us);
                     evaluate(state, &query, now_us)
                 });
-                // A refusal of the overflow bans nobody: its charges may be those of other keys.
+                // A refusal of the overflow bans no key: its charges may be those of other keys.
                 if let Some(found) = banned {
                     found.write_to(charge, [0; 2]);
                 }
