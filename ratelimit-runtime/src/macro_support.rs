@@ -11,10 +11,7 @@ use crate::{
         options::{AcquireOptions, OnLimit},
         request::{BAN_AND_WAIT, BorrowedCharge, BorrowedCharges, CostKind, RequestKey, check_settled},
     },
-    rule::{
-        algorithm::RuleField,
-        limits::{EXACT, RuleFault, is_lease, lease_bounds},
-    },
+    rule::limits::{RuleFault, is_lease, lease_bounds},
 };
 pub use crate::{
     engine::{
@@ -95,18 +92,8 @@ pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Ru
 /// The rule with an algorithm and its options.
 #[must_use]
 pub const fn with_algorithm(rule: Rule, algorithm: Algorithm) -> Rule {
-    if let Some((RuleField::Burst, 0)) = algorithm.size() {
-        panic!("{}", RuleFault::NoBurst.words());
-    }
-    let rule = rule.with_algorithm(algorithm);
-    // The largest burst may depend on the count. If that is not known yet, each call checks it.
-    let known = match algorithm.size() {
-        Some((RuleField::Burst, burst)) if rule.count() == 0 => {
-            rule.with_count(if burst < EXACT { burst } else { EXACT })
-        }
-        _ => rule,
-    };
-    checked(known).with_count(rule.count())
+    assert!(!algorithm.lacks_burst(), "{}", RuleFault::NoBurst.words());
+    checked(rule.with_algorithm(algorithm))
 }
 
 /// The rule with an algorithm whose largest cost is the count.
@@ -188,11 +175,8 @@ pub const fn rule_of_cost(rule: Rule, cost: u64) -> Rule {
 #[must_use]
 pub const fn with_count(rule: &Rule, count: u64) -> Rule {
     let rule = rule.with_count(count);
-    match rule.algorithm().size() {
-        // Made by `with_algorithm_of_count`, when the count was not known.
-        Some((RuleField::Burst, 0)) => rule.sized_by_count(),
-        _ => rule,
-    }
+    // Made by `with_algorithm_of_count`, when the count was not known.
+    if rule.algorithm().lacks_burst() { rule.sized_by_count() } else { rule }
 }
 
 /// An integer of any type.

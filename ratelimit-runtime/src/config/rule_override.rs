@@ -40,9 +40,7 @@ impl RuleOverride {
         let count = self.count.unwrap_or(rule.count());
         let algorithm = match self.algorithm {
             // The code has sized it by the count of this call.
-            None if rule.count() == 0 && matches!(rule.algorithm().size(), Some((RuleField::Burst, 0))) => {
-                rule.algorithm().with_largest_cost(count)
-            }
+            None if rule.count() == 0 && rule.algorithm().lacks_burst() => rule.algorithm().with_largest_cost(count),
             None => rule.algorithm(),
             Some(AlgorithmSpec::Complete(algorithm)) => algorithm,
             Some(AlgorithmSpec::SizedByCount(algorithm)) => algorithm.with_largest_cost(count),

@@ -84,12 +84,10 @@ impl<S: MemoryState + Default> CounterTable<S> {
         let (at, now) = if self.slots.len() > IN_CACHE {
             self.prefetch(id);
             let now = read();
-            (self.find(id), now)
+            (self.find(id).ok_or(NotAtOnce::NotStored)?, now)
         } else {
-            let at = self.find(id);
-            (at, read())
+            (self.find(id).ok_or(NotAtOnce::NotStored)?, read())
         };
-        let at = at.ok_or(NotAtOnce::NotStored)?;
         let outcome = self.slots[at].state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
         Ok((outcome, now.us))
     }

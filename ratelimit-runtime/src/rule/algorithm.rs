@@ -218,6 +218,11 @@ impl Algorithm {
         }
     }
 
+    /// Whether it is a bucket of 0 permits: an attribute without a burst, before its count is known.
+    pub(crate) const fn lacks_burst(self) -> bool {
+        matches!(self.size(), Some((RuleField::Burst, 0)))
+    }
+
     /// The algorithm with another largest cost, if an option bounds it.
     pub(crate) const fn with_largest_cost(mut self, cost: u64) -> Self {
         match self.size_mut() {
