@@ -258,6 +258,9 @@ pub(crate) struct PermitNumbers {
 }
 
 impl PermitNumbers {
+    /// The numbers of no permit.
+    pub(crate) const NONE: Self = Self { limit: 0, remaining: 0, reset_after_ms: 0, divisors: [NonZeroU32::MIN; 2] };
+
     #[inline]
     pub(crate) fn new(limit: u64, outcome: &Outcome) -> Self {
         let [(remaining, first), (reset_after_ms, second)] =

@@ -247,11 +247,10 @@ impl Limiter {
         charges: &[(&Rule, Key, u64)],
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<> {
         let fill = |requests: &mut ChargeRequests| {
-            requests.reserve(charges.len());
-            for (rule, key, cost) in charges {
-                let (rule, key) = (**rule, RequestKey::Some(key.clone()));
-                requests.push(ChargeRequest { rule, key, cost: *cost, cost_kind: CostKind::Fixed });
-            }
+            requests.extend(charges.iter().map(|(rule, key, cost)| {
+                let key = RequestKey::Some(key.clone());
+                ChargeRequest { key, rule: **rule, cost: *cost, cost_kind: CostKind::Fixed }
+            }));
         };
         Acquire::all(self.engine_ref(), fill, AcquireOptions::default(), OnLimit::Reject)
     }

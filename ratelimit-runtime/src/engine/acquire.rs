@@ -26,6 +26,7 @@ use crate::{
     backend::{Attempt, Backend as _, CounterReceipt, Query, Undecided, Waiter},
     background,
     clock::after,
+    decision::PermitNumbers,
     observe,
     rule::call_kind::CallKind,
 };
@@ -240,16 +241,12 @@ impl Acquire {
         if let AcquireState::Other(OtherState::All(place)) = &mut self.state
             && let Some(mut call) = place.take()
         {
+            let (mut numbers, mut refused) = (PermitNumbers::NONE, None);
             // A recorder may panic: then the places are freed, and nothing is charged again.
-            match call.attempt() {
-                Some(Ok((limit, outcome))) => {
-                    return Poll::Ready(Ok(Permit::new(limit, &outcome, Receipt::Several(call))));
-                }
-                Some(Err(refused)) => {
-                    observe::refused(&refused);
-                    return Poll::Ready(Err(refused));
-                }
-                None => *place = Some(call),
+            match (call.attempt(&mut numbers, &mut refused), refused) {
+                (Some(_), Some(refused)) => return Poll::Ready(Err(refused)),
+                (Some(_), None) => return Poll::Ready(Ok(Permit::with_numbers(numbers, Receipt::Several(call)))),
+                (None, _) => *place = Some(call),
             }
         }
         self.poll_slow(awaits.then_some(context))

@@ -159,24 +159,17 @@ pub(crate) fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    let Err(refusal) = attempt_all(engine, charges.len(), |at| charges[at], false, record_admitted)? else {
-        return Some(Decided::Admitted);
+    // A recorder may panic: there are no places to free.
+    let record = |queries: &[Query<'_>]| {
+        for query in queries {
+            observe::admitted(query.rule, query.outcome.remaining.value());
+        }
     };
-    observe::refused(refused.insert(refusal));
-    Some(Decided::Refused)
+    attempt_all(engine, charges.len(), |at| charges[at], false, record, refused)
 }
 
-/// Records admitted charges. A recorder may panic: whoever frees their places has them by then.
-#[inline(always)]
-#[allow(clippy::inline_always)] // in two places
-pub(super) fn record_admitted(queries: &[Query<'_>]) {
-    for query in queries {
-        observe::admitted(query.rule, query.outcome.remaining.value());
-    }
-}
-
-/// The one attempt on several charges, in the memory store. `None` if the general way has to decide:
-/// see [`try_charge`], and also
+/// The one attempt on several charges, in the memory store. `admit` gets the charges that were made. A refusal is
+/// recorded, and written to `refused`. `None` if the general way has to decide: see [`try_charge`], and also
 ///
 /// - costs that are settled later, slots beside other charges, places unless the caller `can_hold` them, rules
 ///   with `prefetch`, and costs above the limit;
@@ -184,29 +177,31 @@ pub(super) fn record_admitted(queries: &[Query<'_>]) {
 /// - see [`Backend::try_charge_all`](crate::backend::Backend::try_charge_all).
 #[inline(always)]
 #[allow(clippy::inline_always)] // in two places
-pub(super) fn attempt_all<'a, T>(
+pub(super) fn attempt_all<'a>(
     engine: &Engine,
     number: usize,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
     can_hold: bool,
-    admit: impl FnOnce(&[Query<'_>]) -> T,
-) -> Option<Result<T, RequestPerMinute>> {
+    admit: impl FnOnce(&[Query<'_>]),
+    refused: &mut Option<RequestPerMinute>,
+) -> Option<Decided> {
     engine.memory()?;
     if engine.settings().rules_may_differ() {
-        return attempt_applied(engine, number, charge, can_hold, admit);
+        return attempt_applied(engine, number, charge, can_hold, admit, refused);
     }
-    attempt_rules(engine, number, charge, can_hold, admit)
+    attempt_rules(engine, number, charge, can_hold, admit, refused)
 }
 
 /// [`attempt_all`], by the rules as they apply now.
 #[inline(never)]
-fn attempt_applied<'a, T>(
+fn attempt_applied<'a>(
     engine: &Engine,
     number: usize,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
     can_hold: bool,
-    admit: impl FnOnce(&[Query<'_>]) -> T,
-) -> Option<Result<T, RequestPerMinute>> {
+    admit: impl FnOnce(&[Query<'_>]),
+    refused: &mut Option<RequestPerMinute>,
+) -> Option<Decided> {
     let rules = engine.settings().rules_now();
     let kind = CallKind { is_one_of_several: number > 1, ..CallKind::default() };
     let mut applied = SmallVec::<[_; MAX_AT_ONCE]>::new();
@@ -216,38 +211,40 @@ fn attempt_applied<'a, T>(
         }
         applied.push(rules.applied(rule, key.counter_key()?, kind)?);
     }
-    attempt_rules(engine, number, |at| BorrowedCharge { rule: &applied[at], ..charge(at) }, can_hold, admit)
+    attempt_rules(engine, number, |at| BorrowedCharge { rule: &applied[at], ..charge(at) }, can_hold, admit, refused)
 }
 
 /// Attempts some charges, by code for each number of them: lists of unknown length take longer than the
 /// arithmetic.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in two places
-fn attempt_rules<'a, T>(
+fn attempt_rules<'a>(
     engine: &Engine,
     number: usize,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
     can_hold: bool,
-    admit: impl FnOnce(&[Query<'_>]) -> T,
-) -> Option<Result<T, RequestPerMinute>> {
+    admit: impl FnOnce(&[Query<'_>]),
+    refused: &mut Option<RequestPerMinute>,
+) -> Option<Decided> {
     const { assert!(MAX_AT_ONCE == 4) };
     match number {
-        1 => attempt_some::<1, T>(engine, charge, can_hold, admit),
-        2 => attempt_some::<2, T>(engine, charge, can_hold, admit),
-        3 => attempt_some::<3, T>(engine, charge, can_hold, admit),
-        4 => attempt_some::<4, T>(engine, charge, can_hold, admit),
+        1 => attempt_some::<1>(engine, charge, can_hold, admit, refused),
+        2 => attempt_some::<2>(engine, charge, can_hold, admit, refused),
+        3 => attempt_some::<3>(engine, charge, can_hold, admit, refused),
+        4 => attempt_some::<4>(engine, charge, can_hold, admit, refused),
         _ => None,
     }
 }
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // in one place for each number
-fn attempt_some<'a, const N: usize, T>(
+fn attempt_some<'a, const N: usize>(
     engine: &Engine,
     charge: impl Fn(usize) -> BorrowedCharge<'a>,
     can_hold: bool,
-    admit: impl FnOnce(&[Query<'_>]) -> T,
-) -> Option<Result<T, RequestPerMinute>> {
+    admit: impl FnOnce(&[Query<'_>]),
+    refused: &mut Option<RequestPerMinute>,
+) -> Option<Decided> {
     let mut queries = [Query::NONE; N];
     for (at, query) in queries.iter_mut().enumerate() {
         let BorrowedCharge { rule, key, cost, cost_kind } = charge(at);
@@ -267,21 +264,33 @@ fn attempt_some<'a, const N: usize, T>(
         return None;
     }
     match engine.backend().try_charge_all(&mut queries) {
-        Attempt::Decided if queries.iter().all(|query| query.outcome.fits()) => Some(Ok(admit(&queries))),
-        Attempt::Decided => {
-            let mut refusing = queries.iter().filter(|query| !query.outcome.fits());
-            let (Some(Query { rule, key, cost, outcome, .. }), None) = (refusing.next(), refusing.next()) else {
-                return None; // which one is named depends on what others hold
-            };
-            let mut refusal = RequestPerMinute::exceeded(rule, *cost, outcome.remaining, outcome.retry_after_ms);
-            let is_its_key = |charge: BorrowedCharge<'_>| {
-                charge.rule.prefix() != rule.prefix() || charge.key.counter_key() == Some(*key)
-            };
-            if engine.settings().names_keys && (0..N).map(charge).all(is_its_key) {
-                add_key(&mut refusal, key);
-            }
-            Some(Err(refusal))
+        Attempt::Decided if queries.iter().all(|query| query.outcome.fits()) => {
+            admit(&queries);
+            Some(Decided::Admitted)
         }
+        Attempt::Decided => refuse_one(engine, &queries, (0..N).map(charge), refused),
         Attempt::Pending | Attempt::Unsupported => None,
     }
+}
+
+/// Writes the refusal by one of several rules. `None` if several refuse: which one is named depends on what others
+/// hold.
+#[inline(never)]
+fn refuse_one<'a>(
+    engine: &Engine,
+    queries: &[Query<'_>],
+    charges: impl Iterator<Item = BorrowedCharge<'a>>,
+    refused: &mut Option<RequestPerMinute>,
+) -> Option<Decided> {
+    let mut refusing = queries.iter().filter(|query| !query.outcome.fits());
+    let (Some(Query { rule, key, cost, outcome, .. }), None) = (refusing.next(), refusing.next()) else {
+        return None;
+    };
+    let refused = refused.insert(RequestPerMinute::exceeded(rule, *cost, outcome.remaining, outcome.retry_after_ms));
+    let mut of_its_prefix = charges.filter(|charge| charge.rule.prefix() == rule.prefix());
+    if engine.settings().names_keys && of_its_prefix.all(|charge| charge.key.counter_key() == Some(*key)) {
+        add_key(refused, key);
+    }
+    observe::refused(refused);
+    Some(Decided::Refused)
 }

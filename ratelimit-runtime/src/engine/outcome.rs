@@ -14,9 +14,7 @@ use super::{
     request::{AcquireRequest, RefusalReason},
 };
 use crate::{
-    Decision, OnStoreError, RequestPerMinute,
-    decision::Outcome,
-    observe,
+    Decision, OnStoreError, RequestPerMinute, observe,
     store::{Batch, Charge, Charges, Hold, Reply, Request, Store as _, StoreError},
 };
 
@@ -213,7 +211,7 @@ impl AcquireRequest {
         } else {
             Receipt::of_charges(engine, charges, origin, self.is_single)
         };
-        let permit = Permit::new(decision.limit, &Outcome::new(decision, [0; 2]), receipt);
+        let permit = Permit::with_numbers(decision, receipt);
         // If a recorder panics, the permit frees what is held.
         admitted.iter().for_each(|(rule, remaining)| observe::admitted(rule, *remaining));
         Resolution::Admitted(permit, run_at)

@@ -166,9 +166,10 @@ impl Permit {
         Self { numbers: PermitNumbers::new(limit, outcome), receipt }
     }
 
-    /// With the numbers of a decision.
-    pub(super) fn of_decision(decision: Decision, receipt: Receipt) -> Self {
-        Self { numbers: decision.into(), receipt }
+    /// With the numbers that it shows.
+    #[inline]
+    pub(super) fn with_numbers(numbers: impl Into<PermitNumbers>, receipt: Receipt) -> Self {
+        Self { numbers: numbers.into(), receipt }
     }
 
     /// For a place of a memory store. Dropping the permit frees it.
@@ -180,7 +181,7 @@ impl Permit {
 
     /// For a call without a charge, with the numbers of a decision.
     pub(super) fn free(decision: Decision) -> Self {
-        Self::of_decision(decision, Receipt::Nothing)
+        Self::with_numbers(decision, Receipt::Nothing)
     }
 
     /// The holds of the permit, if any.
@@ -226,7 +227,7 @@ impl Permit {
             Receipt::Nothing => None,
             Receipt::Backend(charge) if charge.place().is_some() => None,
             Receipt::Backend(charge) => charge.0.as_ref().and_then(|(_, receipt)| receipt.rule_and_cost()),
-            Receipt::Several(charges) => charges.most_restrictive,
+            Receipt::Several(charges) => charges.most_restrictive(),
             Receipt::Other(receipt) => match &**receipt {
                 OtherReceipt::Store((_, charges, _)) => of_store(&**charges),
                 OtherReceipt::Hold(held, rest) => {
@@ -469,7 +470,7 @@ impl Permit {
         let Self { numbers, receipt } = self;
         let (its, rest) = match receipt {
             Receipt::Several(charges) => {
-                let (its, rest) = charges.split(counter);
+                let [its, rest] = charges.split(counter);
                 (Receipt::Several(its), Receipt::Several(rest))
             }
             Receipt::Other(receipt) => match Arc::into_inner(receipt) {

@@ -5,17 +5,17 @@ use std::mem;
 use smallvec::SmallVec;
 
 use super::{
-    attempt::{attempt_all, record_admitted},
+    attempt::{Decided, attempt_all},
     core::EngineRef,
     options::{AcquireOptions, OnLimit},
-    request::{AcquireRequest, AppliedCharge, ChargeRequests},
+    request::{AcquireRequest, AppliedCharge, ChargeRequest, ChargeRequests},
 };
-#[cfg(feature = "client")]
-use crate::counter::CounterId;
 use crate::{
     RequestPerMinute, Rule,
-    backend::{CounterReceipt, Query},
-    decision::Outcome,
+    backend::{CounterReceipt, MAX_AT_ONCE, Query},
+    counter::CounterId,
+    decision::PermitNumbers,
+    observe,
 };
 
 /// Several charges, or holds, of one call. Two of them have one allocation, which passes from the call to its
@@ -24,20 +24,23 @@ pub(super) struct SeveralCharges {
     engine: EngineRef,
     requests: ChargeRequests,
     on_busy: OnLimit,
-    /// The receipts of the charges that were made.
-    receipts: SmallVec<[CounterReceipt; 2]>,
-    /// The most restrictive rule of the charges that were made, and its cost.
+    made: [MadeCharge; MAX_AT_ONCE],
+    /// The counter whose numbers the permit shows.
     #[cfg_attr(not(any(feature = "axum", feature = "tower")), allow(dead_code))]
-    pub(super) most_restrictive: Option<(Rule, u64)>,
+    most_restrictive: CounterId,
 }
+
+/// A charge that was made: its counter, and what a refund needs beside its rule and its cost. In the order of the
+/// requests; [`CounterId::NONE`] if it was not made.
+type MadeCharge = (CounterId, [u64; 2]);
 
 impl SeveralCharges {
     /// `fill` adds the charges where they stay: a list of them would be copied.
     #[inline(never)]
     pub(super) fn new(engine: EngineRef, fill: impl FnOnce(&mut ChargeRequests), on_busy: OnLimit) -> Box<Self> {
         let place = Box::new_uninit(); // `Box::new` would copy all of it
-        let (requests, receipts) = (ChargeRequests::new(), SmallVec::new());
-        let mut call = Box::write(place, Self { engine, requests, on_busy, receipts, most_restrictive: None });
+        let (requests, made) = (ChargeRequests::new(), [(CounterId::NONE, [0; 2]); MAX_AT_ONCE]);
+        let mut call = Box::write(place, Self { engine, requests, on_busy, made, most_restrictive: CounterId::NONE });
         fill(&mut call.requests);
         call
     }
@@ -51,28 +54,56 @@ impl SeveralCharges {
         self.requests.first().map(|request| &request.rule)
     }
 
-    /// Attempts the charges. If they are made, it keeps their receipts, and returns the limit
-    /// and the outcome of the most restrictive one. `None` if that is unsupported.
-    #[inline]
-    pub(super) fn attempt(&mut self) -> Option<Result<(u64, Outcome), RequestPerMinute>> {
+    /// Attempts the charges, and sets the numbers that the permit shows, or the refusal. `None` if that is unsupported.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in one place: the numbers stay in registers
+    pub(super) fn attempt(
+        &mut self,
+        numbers: &mut PermitNumbers,
+        refused: &mut Option<RequestPerMinute>,
+    ) -> Option<Decided> {
         if let OnLimit::Wait(_) = self.on_busy {
             return None; // a place that is taken is waited for
         }
-        let Self { engine, requests, receipts, most_restrictive, .. } = self;
+        let Self { engine, requests, made, most_restrictive, .. } = self;
+        let mut applied = SmallVec::<[(Rule, u64); MAX_AT_ONCE]>::new();
         let admit = |queries: &[Query<'_>]| {
-            // The order of `most_restrictive` in `permit.rs`. Here are no shadow rules.
-            let room = |Query { rule, outcome, .. }: &&Query<'_>| {
-                (rule.is_concurrent(), outcome.remaining.value(), u64::MAX - outcome.reset_after_ms.value())
-            };
-            let least = queries.iter().min_by_key(room)?;
-            *most_restrictive = Some((*least.rule, least.cost));
-            for query in queries {
-                receipts.push(CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt));
+            for (made, query) in made.iter_mut().zip(queries) {
+                *made = (query.id, query.outcome.receipt);
             }
-            record_admitted(queries);
-            Some((least.rule.limit(), least.outcome))
+            if let Some(least) = least_room(queries) {
+                *most_restrictive = least.id;
+                *numbers = PermitNumbers::new(least.rule.limit(), &least.outcome);
+            }
+            if engine.settings().rules_may_differ() || observe::records_admissions() {
+                applied.extend(queries.iter().map(|query| (*query.rule, query.outcome.remaining.value())));
+            }
         };
-        attempt_all(engine, requests.len(), |at| requests[at].borrowed(), true, admit)?.transpose()
+        let requested = &requests[..];
+        let decided = attempt_all(engine, requested.len(), |at| requested[at].borrowed(), true, admit, refused)?;
+        // A refund is made by the rules of the charge. A recorder may panic: by then, the places can be freed.
+        for (request, (rule, _)) in requests.iter_mut().zip(&applied) {
+            request.rule = *rule;
+        }
+        applied.iter().for_each(|(rule, remaining)| observe::admitted(rule, *remaining));
+        Some(decided)
+    }
+
+    /// The receipts of the charges that were made.
+    #[inline]
+    fn receipts(&self) -> impl Iterator<Item = CounterReceipt> {
+        let made = self.made.iter().filter(|(id, _)| *id != CounterId::NONE);
+        self.requests
+            .iter()
+            .zip(made)
+            .map(|(ChargeRequest { rule, cost, .. }, (id, receipt))| CounterReceipt::new(*id, rule, *cost, *receipt))
+    }
+
+    /// The most restrictive rule of the charges that were made, and its cost.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(super) fn most_restrictive(&self) -> Option<(Rule, u64)> {
+        let at = self.made.iter().position(|(id, _)| *id == self.most_restrictive)?;
+        self.requests.get(at).map(|request| (request.rule, request.cost))
     }
 
     /// The request of the general way.
@@ -83,16 +114,16 @@ impl SeveralCharges {
 
     #[cfg(feature = "tower")]
     pub(super) fn has_place(&self) -> bool {
-        self.receipts.iter().any(CounterReceipt::is_place)
+        self.receipts().any(|receipt| receipt.is_place())
     }
 
     /// Refunds the charges, then frees the places. Returns the amount that still counted, and that of all places.
     pub(super) async fn refund(self: Box<Self>) -> Result<u64, RequestPerMinute> {
         let mut refunded = Ok(0);
-        for receipt in &self.receipts {
+        for receipt in self.receipts() {
             let amount = match receipt {
                 place if place.is_place() => Ok(place.cost),
-                charge => self.engine.refund_receipt((*charge).into()).await,
+                charge => self.engine.refund_receipt(charge.into()).await,
             };
             refunded = refunded.and_then(|others| Ok(others + amount?));
         }
@@ -101,28 +132,51 @@ impl SeveralCharges {
 
     /// Refunds the charges, then frees the places.
     pub(super) fn refund_in_background(self: Box<Self>) {
-        for charge in self.receipts.iter().filter(|receipt| !receipt.is_place()) {
-            self.engine.refund_receipt_in_background((*charge).into());
+        for charge in self.receipts().filter(|receipt| !receipt.is_place()) {
+            self.engine.refund_receipt_in_background(charge.into());
+        }
+    }
+
+    #[inline(never)] // the code of other calls stays short
+    fn free_places(&self) {
+        for place in self.receipts().filter(CounterReceipt::is_place) {
+            self.engine.refund_receipt_in_background(place.into());
         }
     }
 
     /// Splits off the charge of a counter.
     #[cfg(feature = "client")]
-    pub(super) fn split(mut self: Box<Self>, counter: CounterId) -> (Box<Self>, Box<Self>) {
-        let (its, rest) = mem::take(&mut self.receipts).into_iter().partition(|receipt| receipt.id == counter);
-        let Self { engine, on_busy, most_restrictive, .. } = &*self;
-        let of = |receipts| {
-            let (engine, requests) = (engine.clone(), ChargeRequests::new());
-            Box::new(Self { engine, requests, on_busy: *on_busy, receipts, most_restrictive: *most_restrictive })
-        };
-        (of(its), of(rest))
+    pub(super) fn split(mut self: Box<Self>, counter: CounterId) -> [Box<Self>; 2] {
+        let (requests, all) = (mem::take(&mut self.requests), self.made);
+        let mut parts = [(); 2].map(|()| Self::new(self.engine.clone(), |_| {}, self.on_busy));
+        for (request, made) in requests.into_iter().zip(all) {
+            let part = &mut parts[usize::from(made.0 != counter)];
+            part.made[part.requests.len()] = made;
+            part.requests.push(request);
+            part.most_restrictive = self.most_restrictive;
+        }
+        self.made = [(CounterId::NONE, [0; 2]); MAX_AT_ONCE];
+        parts
     }
 }
 
+/// The charge that leaves the least: the order of `most_restrictive` in `permit.rs`. Here are no shadow rules.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in one place for each number of charges
+fn least_room<'a, 'q>(queries: &'a [Query<'q>]) -> Option<&'a Query<'q>> {
+    let room = |Query { rule, outcome, .. }: &Query<'_>| (rule.is_concurrent(), outcome.remaining.value());
+    queries.iter().min_by(|one, other| {
+        // Only of equal ones: a bucket divides for the time of its reset.
+        let reset_after_ms = |query: &Query<'_>| query.outcome.reset_after_ms.value();
+        room(one).cmp(&room(other)).then_with(|| reset_after_ms(other).cmp(&reset_after_ms(one)))
+    })
+}
+
 impl Drop for SeveralCharges {
+    #[inline]
     fn drop(&mut self) {
-        for place in self.receipts.iter().filter(|receipt| receipt.is_place()) {
-            self.engine.refund_receipt_in_background((*place).into());
+        if self.receipts().any(|receipt| receipt.is_place()) {
+            self.free_places();
         }
     }
 }

@@ -1,5 +1,7 @@
 //! One attempt on the counters of several rules.
 
+use std::array;
+
 use super::{Memory, MemoryShard, tables::CounterTables};
 use crate::{
     backend::{Attempt, MAX_AT_ONCE, Query},
@@ -30,15 +32,11 @@ impl Memory {
                 }
             }
         }
-        let mut shards = [const { None }; N];
         let mut locked = None;
-        for (shard, query) in shards.iter_mut().zip(&ordered) {
-            let index = self.shard_of(query.id);
-            if locked != Some(index) {
-                *shard = Some(self.shard(index));
-                locked = Some(index);
-            }
-        }
+        let mut shards: [_; N] = array::from_fn(|at| {
+            let index = self.shard_of(ordered[at].id);
+            (locked.replace(index) != Some(index)).then(|| self.shard(index))
+        });
         // Read once for all charges that are decided at once, and under all locks: see `try_charge`.
         let needs_us = ordered.iter().any(|query| CounterTables::needs_us(query.rule));
         let us = needs_us.then(|| self.clock.now_us());

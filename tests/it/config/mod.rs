@@ -15,8 +15,8 @@ use ratelimit_harness::RedisServer;
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
 use ratelimit_runtime::{
-    Algorithm, Cause, CounterName, Decision, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, Store,
-    limit_request_per_time,
+    Algorithm, Cause, CounterName, Decision, Key, Limiter, ManualClock, OnStoreError, Refill, RequestPerMinute, Rule,
+    Store, limit_request_per_time,
 };
 use tempfile::TempDir;
 
@@ -199,6 +199,24 @@ async fn limits_that_the_file_makes_equal_are_charged_once() {
         // The same limit by the code.
         limiter.acquire_all(&[(&hour, Key::new(1), 1), (&hour, Key::new(1), 1)]).await.unwrap();
         assert_eq!(limiter.peek(&hour, 1).await.unwrap().remaining(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_refund_of_several_rules_is_by_the_settings_of_the_file() {
+    let rules = Rules::parse("[rules.item]\ncount = 100\nttl = 1\nunit = \"Hours\"").unwrap();
+    let (limiters, _server) = both(&rules).await;
+    let total = Rule::new("total", 100, MINUTE);
+    for limiter in limiters {
+        for algorithm in [Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }, Algorithm::SlidingLog] {
+            let item = Rule::new("item", 9, MINUTE).with_algorithm(algorithm);
+            let charges = [(&item, Key::new(1), 4), (&total, Key::new(1), 3)];
+            let unused = limiter.peek(&item, 1).await.unwrap().remaining();
+            let permit = limiter.acquire_all(&charges).await.unwrap();
+            assert_eq!(limiter.peek(&item, 1).await.unwrap().remaining(), unused - 4);
+            assert_eq!(permit.refund().await.unwrap(), 7, "{algorithm:?}");
+            assert_eq!(limiter.peek(&item, 1).await.unwrap().remaining(), unused, "{algorithm:?}");
+        }
     }
 }
 
