@@ -235,7 +235,7 @@ impl<S: MemoryState + Default> CounterTable<S> {
     /// Asks for the memory of the slot where the search for an id begins.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn prefetch(&self, id: CounterId) {
+    pub(super) fn prefetch(&self, id: CounterId) {
         if let Some(slot) = self.slots.get(self.home(id)) {
             prefetch_read_data::<_, 0>(slot);
         }

@@ -37,6 +37,14 @@ impl Memory {
             let index = self.shard_of(ordered[at].id);
             (locked.replace(index) != Some(index)).then(|| self.shard(index))
         });
+        // All accesses to memory go on while the clock is read: see `CounterTable::charge_at_once`.
+        let mut shard = None;
+        for (locked, query) in shards.iter().zip(&ordered) {
+            shard = locked.as_deref().or(shard);
+            if let Some(shard) = shard {
+                shard.counters.prefetch(query.id, query.rule);
+            }
+        }
         // Read once for all charges that are decided at once, and under all locks: see `try_charge`.
         let needs_us = ordered.iter().any(|query| CounterTables::needs_us(query.rule));
         let us = needs_us.then(|| self.clock.now_us());

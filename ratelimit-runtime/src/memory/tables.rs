@@ -31,6 +31,14 @@ macro_rules! tables {
                 }
             }
 
+            /// See [`CounterTable::prefetch`].
+            #[inline]
+            pub(super) fn prefetch(&self, id: CounterId, rule: &Rule) {
+                match rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => self.$state.prefetch(id),)+
+                }
+            }
+
             /// See [`CounterTable::charge_at_once`].
             #[inline(always)]
             #[allow(clippy::inline_always)] // in each call
