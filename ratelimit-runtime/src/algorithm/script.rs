@@ -40,8 +40,9 @@ pub(crate) enum ScriptMode {
     ChargeOrBan,
 }
 
-/// Bans the counter after a denial. `ban`: the ms. A cost that others hold does not ban. Nor
-/// does a denial by a ban, for which `fits` is nil: so no refusal prolongs a ban.
+/// Bans the counter after a denial. `ban`: the ms. A cost that others hold does not ban, as in `Charge::starts_ban`:
+/// then `reply[4]` is above 0, and 1 if only ended holds are in the way. Nor does a denial by a ban, for which `fits`
+/// is nil: so no refusal prolongs a ban.
 const BAN_IF_OVER: &str = "\
 if fits == false and not (type(reply) == 'table' and (reply[4] or 0) > 0) then
 @ban

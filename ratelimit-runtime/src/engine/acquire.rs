@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     ask::AcquireResult,
-    attempt::{exceeded, try_charge},
+    attempt::{Decided, exceeded, try_charge},
     backend_kind::Ticket,
     core::EngineRef,
     general::BoxedAcquire,
@@ -244,9 +244,11 @@ impl Acquire {
             let (mut numbers, mut refused) = (PermitNumbers::NONE, None);
             // A recorder may panic: then the places are freed, and nothing is charged again.
             match (call.attempt(&mut numbers, &mut refused), refused) {
-                (Some(_), Some(refused)) => return Poll::Ready(Err(refused)),
-                (Some(_), None) => return Poll::Ready(Ok(Permit::with_numbers(numbers, Receipt::Several(call)))),
-                (None, _) => *place = Some(call),
+                (Some(Decided::Admitted), _) => {
+                    return Poll::Ready(Ok(Permit::with_numbers(numbers, Receipt::Several(call))));
+                }
+                (Some(Decided::Refused), Some(refused)) => return Poll::Ready(Err(refused)),
+                _ => *place = Some(call),
             }
         }
         self.poll_slow(awaits.then_some(context))

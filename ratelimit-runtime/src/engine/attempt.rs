@@ -159,7 +159,7 @@ pub(crate) fn try_acquire_all(
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
 ) -> Option<Decided> {
-    // A recorder may panic: there are no places to free.
+    // A recorder may panic. No place is lost: such a call takes none.
     let record = |queries: &[Query<'_>]| {
         for query in queries {
             observe::admitted(query.rule, query.outcome.remaining.value());
@@ -273,8 +273,8 @@ fn attempt_some<'a, const N: usize>(
     }
 }
 
-/// Writes the refusal by one of several rules. `None` if several refuse: which one is named depends on what others
-/// hold.
+/// Writes and records the refusal, if exactly one rule refuses. `None` if several do: which one is named depends on
+/// what others hold.
 #[inline(never)]
 fn refuse_one<'a>(
     engine: &Engine,

@@ -24,14 +24,14 @@ pub(super) struct SeveralCharges {
     engine: EngineRef,
     requests: ChargeRequests,
     on_busy: OnLimit,
+    /// One for each request, in their order. [`CounterId::NONE`] if it was not made.
     made: [MadeCharge; MAX_AT_ONCE],
     /// The counter whose numbers the permit shows.
     #[cfg_attr(not(any(feature = "axum", feature = "tower")), allow(dead_code))]
     most_restrictive: CounterId,
 }
 
-/// A charge that was made: its counter, and what a refund needs beside its rule and its cost. In the order of the
-/// requests; [`CounterId::NONE`] if it was not made.
+/// The counter of a charge, and what its refund needs beside its rule and its cost.
 type MadeCharge = (CounterId, [u64; 2]);
 
 impl SeveralCharges {
@@ -54,7 +54,8 @@ impl SeveralCharges {
         self.requests.first().map(|request| &request.rule)
     }
 
-    /// Attempts the charges, and sets the numbers that the permit shows, or the refusal. `None` if that is unsupported.
+    /// Attempts the charges, and sets the numbers that the permit shows, or the refusal. Both are recorded. `None` if
+    /// that is unsupported.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in one place: the numbers stay in registers
     pub(super) fn attempt(
@@ -66,7 +67,8 @@ impl SeveralCharges {
             return None; // a place that is taken is waited for
         }
         let Self { engine, requests, made, most_restrictive, .. } = self;
-        let mut applied = SmallVec::<[(Rule, u64); MAX_AT_ONCE]>::new();
+        let mut applied = SmallVec::<[Rule; MAX_AT_ONCE]>::new();
+        let mut recorded = SmallVec::<[u64; MAX_AT_ONCE]>::new();
         let admit = |queries: &[Query<'_>]| {
             for (made, query) in made.iter_mut().zip(queries) {
                 *made = (query.id, query.outcome.receipt);
@@ -75,17 +77,23 @@ impl SeveralCharges {
                 *most_restrictive = least.id;
                 *numbers = PermitNumbers::new(least.rule.limit(), &least.outcome);
             }
-            if engine.settings().rules_may_differ() || observe::records_admissions() {
-                applied.extend(queries.iter().map(|query| (*query.rule, query.outcome.remaining.value())));
+            if engine.settings().rules_may_differ() {
+                applied.extend(queries.iter().map(|query| *query.rule));
+            }
+            if observe::records_admissions() {
+                recorded.extend(queries.iter().map(|query| query.outcome.remaining.value()));
             }
         };
         let requested = &requests[..];
         let decided = attempt_all(engine, requested.len(), |at| requested[at].borrowed(), true, admit, refused)?;
-        // A refund is made by the rules of the charge. A recorder may panic: by then, the places can be freed.
-        for (request, (rule, _)) in requests.iter_mut().zip(&applied) {
-            request.rule = *rule;
+        // A refund is made by the rules that applied.
+        for (request, rule) in requests.iter_mut().zip(applied) {
+            request.rule = rule;
         }
-        applied.iter().for_each(|(rule, remaining)| observe::admitted(rule, *remaining));
+        // Last, as a recorder may panic: a drop can free the places now.
+        for (request, remaining) in requests.iter().zip(recorded) {
+            observe::admitted(&request.rule, remaining);
+        }
         Some(decided)
     }
 
@@ -155,7 +163,6 @@ impl SeveralCharges {
             part.requests.push(request);
             part.most_restrictive = self.most_restrictive;
         }
-        self.made = [(CounterId::NONE, [0; 2]); MAX_AT_ONCE];
         parts
     }
 }
@@ -166,7 +173,7 @@ impl SeveralCharges {
 fn least_room<'a, 'q>(queries: &'a [Query<'q>]) -> Option<&'a Query<'q>> {
     let room = |Query { rule, outcome, .. }: &Query<'_>| (rule.is_concurrent(), outcome.remaining.value());
     queries.iter().min_by(|one, other| {
-        // Only of equal ones: a bucket divides for the time of its reset.
+        // Compared only if the rest is equal: a bucket divides for it.
         let reset_after_ms = |query: &Query<'_>| query.outcome.reset_after_ms.value();
         room(one).cmp(&room(other)).then_with(|| reset_after_ms(other).cmp(&reset_after_ms(one)))
     })

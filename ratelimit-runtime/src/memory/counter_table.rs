@@ -235,8 +235,8 @@ impl<S: MemoryState + Default> CounterTable<S> {
         }
     }
 
-    /// Asks for the memory of the slot where the search for an id begins, and for the cache line behind it: the
-    /// search takes three probes on average, and a slot may lie in both.
+    /// Asks for the memory of the slot where the search for an id begins, and for the next cache line: at the highest
+    /// load a search takes three probes on average, and a slot may lie in two lines.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn prefetch(&self, id: CounterId) {

@@ -37,7 +37,8 @@ impl Memory {
             let index = self.shard_of(ordered[at].id);
             (locked.replace(index) != Some(index)).then(|| self.shard(index))
         });
-        // All accesses to memory go on while the clock is read: see `CounterTable::charge_at_once`.
+        // The clock is read before the searches. So the memory of all slots is asked for first, also in small tables:
+        // it arrives during the reading.
         let mut shard = None;
         for (locked, query) in shards.iter().zip(&ordered) {
             shard = locked.as_deref().or(shard);
