@@ -44,12 +44,6 @@ pub(crate) fn admitted(rule: &Rule, remaining: u64) {
     recorder::admitted(rule, remaining);
 }
 
-/// Whether [`admitted`] does anything.
-#[inline]
-pub(crate) fn records_admissions() -> bool {
-    cfg!(feature = "metrics")
-}
-
 /// Whether [`refused`] may do anything.
 #[inline]
 pub(crate) fn records_refusals() -> bool {

@@ -68,10 +68,11 @@ impl SeveralCharges {
         }
         let Self { engine, requests, made, most_restrictive, .. } = self;
         let mut applied = SmallVec::<[Rule; MAX_AT_ONCE]>::new();
-        let mut recorded = SmallVec::<[u64; MAX_AT_ONCE]>::new();
+        let mut remaining = [0; MAX_AT_ONCE];
         let admit = |queries: &[Query<'_>]| {
-            for (made, query) in made.iter_mut().zip(queries) {
+            for ((made, remaining), query) in made.iter_mut().zip(&mut remaining).zip(queries) {
                 *made = (query.id, query.outcome.receipt);
+                *remaining = query.outcome.remaining.value();
             }
             if let Some(least) = least_room(queries) {
                 *most_restrictive = least.id;
@@ -80,19 +81,18 @@ impl SeveralCharges {
             if engine.settings().rules_may_differ() {
                 applied.extend(queries.iter().map(|query| *query.rule));
             }
-            if observe::records_admissions() {
-                recorded.extend(queries.iter().map(|query| query.outcome.remaining.value()));
-            }
         };
         let requested = &requests[..];
         let decided = attempt_all(engine, requested.len(), |at| requested[at].borrowed(), true, admit, refused)?;
         // A refund is made by the rules that applied.
-        for (request, rule) in requests.iter_mut().zip(applied) {
-            request.rule = rule;
+        for (request, rule) in requests.iter_mut().zip(&applied) {
+            request.rule = *rule;
         }
         // Last, as a recorder may panic: a drop can free the places now.
-        for (request, remaining) in requests.iter().zip(recorded) {
-            observe::admitted(&request.rule, remaining);
+        if let Decided::Admitted = decided {
+            for (request, remaining) in requests.iter().zip(remaining) {
+                observe::admitted(&request.rule, remaining);
+            }
         }
         Some(decided)
     }

@@ -65,6 +65,12 @@ impl LogLayout {
         if self.tick_us == 1 { now_us } else { now_us.div_ceil(1000) }
     }
 
+    /// Whether an entry no longer counts.
+    #[inline]
+    pub(crate) fn is_expired(&self, time: u64, now: u64) -> bool {
+        time + self.period_ticks <= now
+    }
+
     /// Time until an entry expires.
     #[inline]
     pub(crate) fn wait_ms(&self, time: u64, now: u64) -> u64 {

@@ -125,10 +125,10 @@ impl SlidingLog {
         self.holds.as_ref()?.ban.filter(|ban| ban.until_ms > now_us / 1000)
     }
 
-    #[inline]
+    #[inline(never)] // the code of each call stays short
     fn drop_expired_entries(&mut self, layout: &LogLayout, now: u64) {
         while let Some(&(time, total)) = self.entries.first()
-            && time + layout.period_ticks <= now
+            && layout.is_expired(time, now)
         {
             self.base = total;
             self.entries.drop_first();
@@ -287,9 +287,13 @@ impl MemoryState for SlidingLog {
         }
         let layout = LogLayout::of(rule.period_ms());
         let now = layout.tick(now_us);
-        self.drop_expired_entries(&layout, now);
         // Looked up once: they lie in the slot, or elsewhere.
-        let (entries, base, count) = (&*self.entries, self.base, rule.count());
+        let mut entries = &*self.entries;
+        if entries.first().is_none_or(|(time, _)| layout.is_expired(*time, now)) {
+            self.drop_expired_entries(&layout, now);
+            entries = &*self.entries;
+        }
+        let (base, count) = (self.base, rule.count());
         let used = sum_of(entries, base);
         let remaining = count.saturating_sub(used);
         if cost > remaining {
