@@ -116,14 +116,14 @@ impl Overflow {
     ) -> Option<Evaluation> {
         let table = if self.can_count(id, query, has_room, now_ms) { self.table(query.rule)? } else { return None };
         let cells = self.cells_of(table, id);
-        let (counted, now_ms) = table.read(cells, now_ms);
-        let found = table.evaluate(query.rule, query.cost, counted, now_ms);
+        let (counted, made_ms) = table.read(cells, now_ms);
+        let found = table.evaluate(query.rule, query.cost, counted, made_ms, now_ms);
         if !found.fits {
             return Some(found);
         }
         let charged = OverflowCell { now: counted.now + query.cost, ..counted };
-        table.raise(cells, charged, now_ms / table.period_ms);
-        let left = table.evaluate(query.rule, 0, charged, now_ms).decision;
+        table.raise(cells, charged, made_ms / table.period_ms);
+        let left = table.evaluate(query.rule, 0, charged, made_ms, now_ms).decision;
         Some(Evaluation { decision: left, ..found })
     }
 
@@ -146,8 +146,8 @@ impl Overflow {
     pub(super) fn evaluate(&self, id: CounterId, query: &ChargeQuery<'_>, now_ms: u64) -> Option<Evaluation> {
         let is_its = |table: &&PeriodTable| table.period_ms == query.rule.period_ms();
         let table = self.tables.iter().map_while(OnceLock::get).find(is_its).filter(|_| is_countable(query))?;
-        let (counted, now_ms) = table.read(self.cells_of(table, id), now_ms);
-        (counted.now + counted.before > 0).then(|| table.evaluate(query.rule, query.least(), counted, now_ms))
+        let (counted, made_ms) = table.read(self.cells_of(table, id), now_ms);
+        (counted.now + counted.before > 0).then(|| table.evaluate(query.rule, query.least(), counted, made_ms, now_ms))
     }
 
     /// Takes a table for a rule's period. `false` if all are taken for others.
@@ -204,15 +204,16 @@ impl PeriodTable {
         (lowest, now_ms + ahead * self.period_ms)
     }
 
-    fn evaluate(&self, rule: &Rule, cost: u64, counted: OverflowCell, now_ms: u64) -> Evaluation {
+    /// `made_ms`: the time in the span of the cells, see [`PeriodTable::read`].
+    fn evaluate(&self, rule: &Rule, cost: u64, counted: OverflowCell, made_ms: u64, now_ms: u64) -> Evaluation {
         let OverflowCell { before, now, .. } = counted;
         let count = rule.count().min(LARGEST_COUNT);
         let remaining = count.saturating_sub(before + now);
         // The charges of this span count until the end of the next one.
-        let to_end_ms = self.period_ms - now_ms % self.period_ms;
+        let to_end_ms = made_ms - made_ms % self.period_ms + self.period_ms - now_ms;
         let until = |charges: u64| if charges == 0 { to_end_ms } else { to_end_ms + self.period_ms };
         let reset_after_ms = if before + now == 0 { 0 } else { until(now) };
-        let retry_after_ms = until((now + cost).saturating_sub(count));
+        let retry_after_ms = until(now.saturating_add(cost).saturating_sub(count));
         Evaluation::new(rule, remaining, reset_after_ms, (cost > remaining).then_some(retry_after_ms))
     }
 

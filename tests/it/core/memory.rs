@@ -256,6 +256,8 @@ async fn new_keys_of_a_full_store_are_counted_in_its_overflow() {
         assert_eq!(admitted(&limiter, &rule, key, 5).await, 3, "{key}");
         let refused = exceeded(limiter.acquire(&rule, key).await);
         assert!(refused.retry_after() <= Some(2 * MINUTE), "{refused:?}");
+        let too_large = limiter.acquire_n(&rule, key, u64::MAX).await.unwrap_err();
+        assert_eq!(too_large.cause(), Cause::NeverFits);
         assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 0);
     }
     // A counter that is stored is not affected.

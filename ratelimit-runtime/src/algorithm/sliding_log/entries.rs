@@ -15,11 +15,11 @@ pub(super) type LogEntry = (u64, u64);
 pub(super) struct LogEntries {
     stored: SmallVec<[LogEntry; 3]>,
     /// The number of stored entries that no longer count. They are removed when the list is full and they are at
-    /// least a quarter of it; with fewer of them, it grows.
+    /// least a quarter of it (with fewer of them, it grows), and when they are three quarters of a long list.
     dropped: usize,
 }
 
-/// An empty list keeps room for so many entries, and gives back more.
+/// An empty list keeps room for so many entries, and gives back more. A list with as many dropped ones is long.
 const KEPT: usize = 64;
 
 impl LogEntries {
@@ -27,7 +27,10 @@ impl LogEntries {
     pub(super) fn push(&mut self, entry: LogEntry) {
         let stored = self.stored.len();
         // If a quarter can be removed, so many entries pay for moving the others.
-        if stored == self.stored.capacity() && 4 * self.dropped >= stored {
+        let is_full = stored == self.stored.capacity() && 4 * self.dropped >= stored;
+        // A list that was long may never be full again.
+        let is_mostly_dropped = self.dropped >= KEPT && 4 * self.dropped >= 3 * stored;
+        if is_full || is_mostly_dropped {
             self.stored.drain(..self.dropped);
             self.dropped = 0;
             if 4 * self.stored.len() <= self.stored.capacity() {
@@ -131,6 +134,19 @@ mod tests {
             }
             let reserved = entries.stored.capacity();
             assert!(reserved <= 4 * left.max(16), "{reserved} for {left}");
+        }
+    }
+
+    /// It has an entry at any time.
+    #[test]
+    fn a_log_that_became_short_gives_its_memory_back_at_the_next_entry() {
+        for left in [1, 3, 10] {
+            let mut entries = LogEntries::default();
+            (0..10_000 + left).for_each(|step| entries.push((step, 0)));
+            (0..10_000).for_each(|_| entries.drop_first());
+            entries.push((10_000 + left, 0));
+            let reserved = entries.stored.capacity();
+            assert!(entries.len() as u64 == left + 1 && reserved <= 4 * entries.len().max(16), "{reserved} for {left}");
         }
     }
 

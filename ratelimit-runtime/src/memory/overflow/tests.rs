@@ -65,6 +65,28 @@ fn a_charge_of_long_ago_does_not_count() {
     }
 }
 
+#[test]
+fn a_cost_of_any_size_is_evaluated() {
+    let overflow = Overflow::new(SPACIOUS);
+    assert!(charge(&overflow, 1, 1, 0).fits);
+    let found = overflow.evaluate(id(1), &ChargeQuery::of(&RULE, u64::MAX), 0).unwrap();
+    assert_eq!((found.fits, found.decision.remaining), (false, COUNT - 1));
+}
+
+/// Its charge is made in the span that the other thread has begun.
+#[test]
+fn a_call_whose_clock_is_late_is_told_the_time_until_the_end_of_later_charges() {
+    let overflow = Overflow::new(SPACIOUS);
+    assert!(charge(&overflow, 1, COUNT, PERIOD_MS).fits);
+    let refused = charge(&overflow, 1, 1, PERIOD_MS - 1).decision;
+    assert_eq!((refused.retry_after_ms, refused.reset_after_ms), (2 * PERIOD_MS + 1, 2 * PERIOD_MS + 1));
+    let admitted = charge(&overflow, 2, 1, 3 * PERIOD_MS);
+    assert_eq!((admitted.fits, admitted.decision.reset_after_ms), (true, 2 * PERIOD_MS));
+    let admitted = charge(&overflow, 2, 1, 3 * PERIOD_MS - 1);
+    assert_eq!((admitted.fits, admitted.decision.reset_after_ms), (true, 2 * PERIOD_MS + 1));
+    assert!(charge(&overflow, 1, 1, PERIOD_MS - 1 + refused.retry_after_ms).fits);
+}
+
 proptest! {
     /// Counters share few cells. Each call reads a clock that is late by up to three periods, and is made
     /// then, or in a later span that others have begun.
