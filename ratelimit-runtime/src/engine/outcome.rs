@@ -155,18 +155,19 @@ impl AcquireRequest {
         };
         let instances = self.engine.settings().instances.map_or(1, |instances| instances.get().into());
         for charge in &mut *charges {
-            charge.rule = charge.rule.divided_among(instances);
+            let rule = charge.rule;
+            charge.rule = rule.divided_among(instances);
             let share = charge.rule.limit();
             if let Some(hold) = &mut charge.hold {
                 hold.is_kept = true;
                 charge.cost = if hold.allow_partial { charge.cost.min(share.max(1)) } else { charge.cost };
             }
             if charge.cost > share && !charge.rule.is_shadow() {
-                let (prefix, cost) = (charge.rule.prefix(), charge.cost);
+                let (prefix, cost) = (rule.prefix(), charge.cost);
                 let reason = format!(
                     "{error}; the share of `{prefix}` for one of {instances} instances is {share}, below the cost of {cost}"
                 );
-                return Resolution::Rejected(refusal(&self.rule(), StoreError::unavailable(reason)));
+                return Resolution::Rejected(refusal(&rule, StoreError::unavailable(reason)));
             }
         }
         // A shadow rule does not refuse because of its small share.

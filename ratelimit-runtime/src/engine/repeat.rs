@@ -212,8 +212,12 @@ impl Refund {
             self.counters.iter().for_each(|counter| engine.queues().changed_id(*counter));
             return;
         }
-        let engine = engine.clone();
-        let _ = background::spawn(async move { self.complete(&engine).await.is_ok() });
+        let (engine, closing) = (engine.clone(), engine.settlements().closing());
+        let _ = background::spawn(async move {
+            let is_done = self.complete(&engine).await.is_ok();
+            drop(closing);
+            is_done
+        });
     }
 }
 

@@ -400,7 +400,8 @@ impl AcquireRequest {
 
     /// The rule under which an error of the store is reported.
     pub(super) fn rule(&self) -> Rule {
-        let first = self.charges.iter().find_map(|charge| charge.rule);
+        let rules = || self.charges.iter().filter_map(|charge| charge.rule);
+        let first = rules().find(|rule| !rule.is_shadow()).or(rules().next());
         first.or(self.charges.first().map(|charge| charge.request.rule)).unwrap_or(Rule::new("", 0, Duration::ZERO))
     }
 
@@ -515,8 +516,8 @@ impl AppliedCharge {
     }
 }
 
-/// The rule as it applies now. `None` if it is skipped: a rule in shadow mode that would refuse
-/// even without the store.
+/// The rule as it applies now. `None` if it is skipped: for a missing key, or in shadow mode if it would refuse even
+/// without the store.
 fn applied_rule(rules: &CurrentRules, request: &ChargeRequest, kind: CallKind, is_first: bool) -> Option<Rule> {
     let ChargeRequest { rule, key, cost_kind, .. } = request;
     let its_key = key.or_none();
@@ -528,6 +529,9 @@ fn applied_rule(rules: &CurrentRules, request: &ChargeRequest, kind: CallKind, i
     } else {
         rule
     };
+    if matches!(key, RequestKey::Skip) {
+        return None;
+    }
     let refuses = matches!(key, RequestKey::Missing) || request.least() > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
         if is_first {

@@ -153,7 +153,8 @@ impl Settlements {
         let _ = timeout(deadline, all_done).await;
     }
 
-    /// The end of the limiter, for something that is repeated. [`Settlements::close`] waits until this is dropped.
+    /// The end of the limiter, for a refund or a settlement in the background. [`Settlements::close`] waits until this
+    /// is dropped.
     pub(super) fn closing(&self) -> Closing {
         Closing(self.closed.subscribe())
     }

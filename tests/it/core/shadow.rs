@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ratelimit_harness::RedisServer;
+use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{
     Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
 };
@@ -10,7 +11,7 @@ use ratelimit_runtime::{
 use crate::support::log::Log;
 use crate::support::plain_store::PlainStore;
 use crate::support::{
-    ALGORITHMS, By as _, FIXED, Timed, eventually, exceeded, fresh_key, hourly, lifetime, limiter_on, settle,
+    ALGORITHMS, By as _, FIXED, Timed, ends, eventually, exceeded, fresh_key, hourly, lifetime, limiter_on, settle,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -223,7 +224,40 @@ async fn a_shadow_rule_refuses_nothing_during_an_outage() {
             other => panic!("{other:?} is not tested"),
         };
         assert_eq!(admitted().await, expected, "{policy:?}");
+        if policy == OnStoreError::Deny {
+            let refused = limiter.acquire_all(&[(&TRIED, Key::new(1), 1), (&held, Key::new(1), 1)]).await.unwrap_err();
+            assert_eq!(refused.rule(), "held");
+        }
     }
+}
+
+#[tokio::test]
+async fn a_rule_without_its_key_decides_nothing_during_an_outage() {
+    #[limit_request_per_time("tenant", 1, Days, 1, key = tenant, on_missing_key = Skip)]
+    #[limit_request_per_time("tried", 1, Days, 1, shadow = true)]
+    async fn in_shadow(tenant: Option<u64>) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    #[limit_request_per_time("tenant", 1, Days, 1, key = tenant, on_missing_key = Skip)]
+    #[limit_request_per_time("held", 1, Days, 1)]
+    async fn enforced(tenant: Option<u64>) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let policies = "[rules.tenant]\non_store_error = \"Allow\"\n[rules.held]\non_store_error = \"Deny\"";
+    for policy in [OnStoreError::Deny, OnStoreError::Wait { max: 60 * MINUTE }] {
+        let builder = Limiter::builder("redis://127.0.0.1:1").lazy().on_store_error(policy);
+        builder.build().await.unwrap().scope(async { ends(in_shadow(None)).await.unwrap() }).await;
+    }
+    let builder = Limiter::builder("redis://127.0.0.1:1").lazy().rules(Rules::parse(policies).unwrap());
+    let limiter = builder.build().await.unwrap();
+    limiter
+        .scope(async {
+            let refused = enforced(None).await.unwrap_err();
+            assert_eq!((refused.cause(), refused.rule()), (Cause::Unavailable, "held"));
+        })
+        .await;
 }
 
 #[tokio::test]

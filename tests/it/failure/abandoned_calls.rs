@@ -3,14 +3,16 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use ratelimit_harness::{Mode, Proxy, RedisServer};
-use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Rule};
+use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
+use ratelimit_runtime::{Algorithm, Cause, CounterName, Decision, Key, Limiter, OnStoreError, Rule, Store};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -265,4 +267,47 @@ async fn cancelled_calls_of_every_kind_leave_no_task_behind() {
         drop(limiter);
         eventually("no task is left", async || Handle::current().metrics().num_alive_tasks() == 0).await;
     }
+}
+
+/// A store with slots that come in a day, and slow refunds.
+#[derive(Debug, Default)]
+struct SlowRefunds(Arc<AtomicU64>);
+
+impl Store for SlowRefunds {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        for request in batch.iter_mut() {
+            for charge in request.charges.iter_mut() {
+                charge.decision = Decision::new(5, 1, SECOND, None);
+                charge.slot_delay = 86_400 * SECOND;
+            }
+            request.outcome = Ok(true);
+        }
+        Reply::Ready(batch)
+    }
+
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        let refunded = self.0.clone();
+        Reply::Pending(Box::pin(async move {
+            sleep(100 * MS).await;
+            refunded.fetch_add(1, Ordering::Relaxed);
+            Ok(1)
+        }))
+    }
+
+    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn close_waits_for_the_refund_of_a_call_that_has_left() {
+    let store = SlowRefunds::default();
+    let refunded = store.0.clone();
+    let limiter = Limiter::builder("memory://").deadline(PATIENCE).over(store).unwrap();
+    let slots = Rule::new("slots", 1, SECOND).with_algorithm(Algorithm::LeakyBucket { queue: 5 });
+    let mut waiting = Box::pin(limiter.acquire(&slots, 1));
+    assert!(is_pending(&mut waiting).await);
+    drop(waiting);
+    limiter.close().await;
+    assert_eq!(refunded.load(Ordering::Relaxed), 1);
 }

@@ -224,3 +224,13 @@ async fn an_unknown_number_of_processes_is_one_warning_once_it_matters() {
     known.acquire(&hourly(10, FIXED), 1).await.unwrap();
     assert_eq!(log.with("set Builder::instances").len(), 1);
 }
+
+#[tokio::test]
+async fn the_rule_whose_share_is_too_small_is_named_whatever_the_order() {
+    let limiter = Limiter::builder("redis://127.0.0.1:1").lazy().instances(4).build().await.unwrap();
+    let (wide, narrow) = (Rule::new("wide", 100, HOUR), Rule::new("narrow", 2, HOUR));
+    for both in [[&wide, &narrow], [&narrow, &wide]] {
+        let refused = limiter.acquire_all(&both.map(|rule| (rule, Key::new(1), 1))).await.unwrap_err();
+        assert_eq!((refused.cause(), refused.rule()), (Cause::Unavailable, "narrow"), "{refused}");
+    }
+}
