@@ -576,8 +576,9 @@ impl Limiter {
     ///   would have to wait. One whose `retry_after` is not known asks the store for it first. Callers who wait
     ///   for the store get [`Cause::Unavailable`](crate::Cause::Unavailable). A call that has a slot of
     ///   a [`LeakyBucket`](crate::Algorithm::LeakyBucket) still waits for it.
-    /// - It waits for settlements and refunds that run in the background, for at most the deadline. Those that have
-    ///   failed, because the store was away, are tried again in that time, and then no more.
+    /// - It waits for settlements and refunds that run in the background, for at most the deadline, also for refunds
+    ///   that begin meanwhile. Those that have failed, because the store was away, are tried again in that time, and
+    ///   then no more. It does not wait for the clean-up after a caller who left before the store's answer.
     /// - Settlements and refunds that fail later, or just before that time is over, are tried again for one deadline
     ///   more.
     /// - All of it takes at most two deadlines, and one more for each 256 counters with prefetched permits.

@@ -84,8 +84,8 @@
 //! - **Keys** are written as a [`Key`](crate::Key) is printed: `"4711"` for a number, `"alice"` for a text,
 //!   `"(eu,4712)"` for a tuple. A text with spaces is written as it is. The characters `%{}(),` within a text
 //!   are escaped: a comma is `%2C`.
-//! - **Several rules in one call**: the first of them that sets `on_store_error` decides, in the order of the
-//!   attributes in the code.
+//! - **Several rules in one call**: the first of them that applies to the call and sets `on_store_error` decides, in
+//!   the order of the attributes in the code.
 //! - **Numbers**: a count, burst or queue is at most 2^52.
 //! - **Tables of your own** beside `[rules]` are errors, unless the program names them: see
 //!   [`Rules::watch_beside`].

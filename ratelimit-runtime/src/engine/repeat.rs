@@ -214,9 +214,8 @@ impl Refund {
         }
         let (engine, closing) = (engine.clone(), engine.settlements().closing());
         let _ = background::spawn(async move {
-            let is_done = self.complete(&engine).await.is_ok();
+            let _ = self.complete(&engine).await;
             drop(closing);
-            is_done
         });
     }
 }

@@ -511,8 +511,9 @@ impl AppliedCharge {
 
     /// True if the call leaves nothing for others while it runs.
     fn is_exclusive(&self) -> bool {
-        let rule = self.rule.unwrap_or(self.request.rule);
-        self.request.cost_kind == CostKind::Elapsed && self.request.cost >= rule.limit()
+        let (ChargeRequest { key, cost, cost_kind, .. }, rule) =
+            (&self.request, self.rule.unwrap_or(self.request.rule));
+        *cost_kind == CostKind::Elapsed && *cost >= rule.limit() && !matches!(key, RequestKey::Skip)
     }
 }
 

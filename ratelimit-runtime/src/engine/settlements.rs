@@ -54,7 +54,7 @@ pub(crate) struct Settlements {
     in_flight: Mutex<InFlight>,
     /// The number of counters, for a check without the lock.
     count: AtomicUsize,
-    /// True once the limiter is closed. Its receivers are the settlements and refunds that are repeated.
+    /// True once the limiter is closed. Its receivers are what is repeated, and refunds in the background.
     closed: Sender<bool>,
     turns: Semaphore,
 }
@@ -134,8 +134,8 @@ impl Settlements {
         self.lock().by_counter.contains_key(&counter)
     }
 
-    /// Waits for all settlements, for at most the deadline. What is repeated then is tried until that time. A
-    /// repeat that begins later is tried for one deadline.
+    /// Waits for all settlements, and for refunds in the background, for at most the deadline. What is repeated then is
+    /// tried until that time. A repeat that begins later is tried for one deadline.
     pub(crate) async fn close(&self, deadline: Duration) {
         self.closed.send_replace(true);
         let in_flight = {

@@ -24,7 +24,7 @@ pub(super) struct SeveralCharges {
     engine: EngineRef,
     requests: ChargeRequests,
     on_busy: OnLimit,
-    /// One for each request, in their order. [`CounterId::NONE`] if it was not made.
+    /// The charge of each request, in their order. [`CounterId::NONE`] if it was not made.
     made: [MadeCharge; MAX_AT_ONCE],
     /// The counter whose numbers the permit shows.
     #[cfg_attr(not(any(feature = "axum", feature = "tower")), allow(dead_code))]
@@ -51,7 +51,8 @@ impl SeveralCharges {
 
     /// The rule under which an error is reported.
     pub(super) fn rule(&self) -> Option<&Rule> {
-        self.requests.first().map(|request| &request.rule)
+        let rules = || self.requests.iter().map(|request| &request.rule);
+        rules().find(|rule| !rule.is_shadow()).or(rules().next())
     }
 
     /// Attempts the charges, and sets the numbers that the permit shows, or the refusal. Both are recorded. `None` if

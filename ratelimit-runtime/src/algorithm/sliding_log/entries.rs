@@ -19,7 +19,7 @@ pub(super) struct LogEntries {
     dropped: usize,
 }
 
-/// An empty list keeps room for so many entries, and gives back more. A list with as many dropped ones is long.
+/// An empty list keeps room for so many entries, and gives back more. One with so many dropped entries counts as long.
 const KEPT: usize = 64;
 
 impl LogEntries {

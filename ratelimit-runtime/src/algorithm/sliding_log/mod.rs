@@ -289,7 +289,7 @@ impl MemoryState for SlidingLog {
         let now = layout.tick(now_us);
         // Looked up once: they lie in the slot, or elsewhere.
         let mut entries = &*self.entries;
-        if entries.first().is_none_or(|(time, _)| layout.is_expired(*time, now)) {
+        if entries.first().is_some_and(|(time, _)| layout.is_expired(*time, now)) {
             self.drop_expired_entries(&layout, now);
             entries = &*self.entries;
         }
