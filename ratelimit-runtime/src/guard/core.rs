@@ -7,7 +7,7 @@ use std::{fmt, mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 #[cfg(feature = "redis")]
-use tokio::{runtime::Handle, sync::watch, time::timeout};
+use tokio::{runtime::Handle, sync::watch};
 use tokio::{sync::Notify, time::sleep};
 
 use super::{
@@ -15,6 +15,8 @@ use super::{
     quota::QuotaBatches,
     upstream::Upstream,
 };
+#[cfg(feature = "redis")]
+use crate::clock::{after, wait_until};
 use crate::{
     Clock, CounterName, Decision, Rule,
     algorithm::{CacheableDenials, Capabilities, capabilities},
@@ -114,7 +116,11 @@ impl Guard {
             return true;
         }
         let mut is_connected = self.0.is_background_connected.subscribe();
-        timeout(self.0.deadline / 2, is_connected.wait_for(|is_connected| *is_connected)).await.is_ok()
+        tokio::select! {
+            biased;
+            _ = is_connected.wait_for(|is_connected| *is_connected) => true,
+            _ = wait_until(after(self.0.deadline / 2)) => false,
+        }
     }
 
     /// Whether the counters lie in several slots of a cluster.

@@ -1,14 +1,13 @@
 //! The store behind the guard, and the epochs of its servers: a cached denial holds within one
 //! epoch.
 
-use std::{ops, time::Duration};
-
-use tokio::time::sleep;
+use std::{future::pending, ops, time::Duration};
 
 #[cfg(feature = "redis")]
 use crate::redis::Redis;
 use crate::{
     CounterName,
+    clock::sleep,
     duration::with_jitter,
     failures::{Epoch, Failures},
     store::{Charge, Store},
@@ -57,13 +56,24 @@ impl Upstream {
     /// Returns once the server of a slot is not known to be away.
     pub(super) async fn returned(&self, slot: u16) {
         const POLL_INTERVAL: Duration = Duration::from_millis(250);
-        #[cfg(feature = "redis")]
-        if let Self::Redis(redis) = self {
-            redis.returned().await;
-        }
-        // A slot may move to another node meanwhile. A cluster then looks for that node.
         while self.is_away(slot) {
-            sleep(with_jitter(POLL_INTERVAL)).await;
+            let returned = async {
+                #[cfg(feature = "redis")]
+                if let Self::Redis(redis) = self {
+                    redis.returned().await;
+                    if !self.is_away(slot) {
+                        return;
+                    }
+                }
+                pending::<()>().await;
+            };
+            // Asked again, as the call may move to another runtime, which has connections of its own. And a slot may
+            // move to another node: a cluster then looks for that node.
+            tokio::select! {
+                biased;
+                () = returned => {}
+                () = sleep(with_jitter(POLL_INTERVAL)) => {}
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use ratelimit_runtime::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
+use super::HOUR;
 use super::gate::Gate;
 use crate::support::holds::remaining;
 use crate::support::plain_store::{PlainStore, on_plain_store};
@@ -227,6 +228,53 @@ fn a_call_moved_to_another_runtime_keeps_its_deadline() {
         drop(begun);
         let refused = other.block_on(ends(call)).unwrap_err();
         assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+    }
+}
+
+/// A store that knows of its outage.
+#[derive(Debug)]
+struct AwayStore {
+    is_away: Arc<AtomicBool>,
+    plain: PlainStore,
+}
+
+impl Store for AwayStore {
+    fn decide(&self, batch: Batch) -> Reply<Batch> {
+        self.plain.decide(batch)
+    }
+
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        self.plain.refund(charges)
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        self.plain.reset(counter)
+    }
+
+    fn outage(&self) -> Option<StoreError> {
+        self.is_away.load(Ordering::SeqCst).then(|| StoreError::unavailable("away"))
+    }
+}
+
+/// The first runtime has ended, or nobody drives it any more.
+#[test]
+fn a_call_that_waits_for_the_store_goes_on_on_another_runtime() {
+    for ends_first in [true, false] {
+        let (clock, is_away) = (ManualClock::new(), Arc::new(AtomicBool::new(true)));
+        let plain = PlainStore::new(&clock);
+        plain.fail(Some(StoreError::unavailable("away")));
+        let store = AwayStore { is_away: is_away.clone(), plain: plain.clone() };
+        let builder = Limiter::builder("memory://").clock(clock).on_store_error(OnStoreError::Wait { max: HOUR });
+        let limiter = builder.over(store).unwrap();
+        let (begun, other) = (current_thread(), current_thread());
+        let rule = hourly(10, FIXED);
+        let mut call = Box::pin(limiter.acquire(&rule, 1));
+        assert!(begun.block_on(async { timeout(50 * MS, &mut call).await }).is_err());
+        let begun = Some(begun).filter(|_| !ends_first);
+        plain.fail(None);
+        is_away.store(false, Ordering::SeqCst);
+        other.block_on(ends(call)).unwrap();
+        drop(begun);
     }
 }
 
