@@ -10,15 +10,16 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "redis")]
+use crate::{CounterName, store::Charge};
 use crate::{
-    Algorithm, Key, Rule,
+    Key, Rule,
     counter::CounterId,
     decision::Outcome,
     failures::Epoch,
+    rule::Rate,
     store::{Reply, StoreError},
 };
-#[cfg(feature = "redis")]
-use crate::{CounterName, store::Charge};
 
 /// A place that counts.
 pub(crate) trait Backend {
@@ -151,16 +152,13 @@ pub(crate) struct CounterReceipt {
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
     pub(crate) receipt: [u64; 2],
-    count: u64,
-    period_ms: u64,
-    algorithm: Algorithm,
+    rate: Rate,
 }
 
 impl CounterReceipt {
     #[inline]
     pub(crate) fn new(id: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
-        let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
-        Self { id, cost, receipt, count, period_ms, algorithm }
+        Self { id, cost, receipt, rate: rule.rate() }
     }
 
     /// Whether it is a place, which its refund frees.
@@ -172,7 +170,7 @@ impl CounterReceipt {
     /// The rule without its name.
     #[inline]
     pub(crate) fn rule(&self) -> Rule {
-        Rule::without_id("", self.count, self.period_ms, self.algorithm)
+        Rule::without_id("", self.rate)
     }
 }
 

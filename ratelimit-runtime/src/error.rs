@@ -8,10 +8,10 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 pub(crate) use self::store_error::Doubt;
 pub use self::store_error::StoreError;
 use crate::{
-    Algorithm, Key, Rule,
+    Key, Rule,
     decision::{BANNED, Quotient, is_ban, round_up_ms, wait_ms},
     duration::ReadableDuration,
-    rule::limits::MOST_HOLDS,
+    rule::{Rate, limits::MOST_HOLDS},
 };
 
 /// The cause of a refusal.
@@ -101,9 +101,7 @@ enum Refusal {
 #[derive(Clone)]
 struct ExceededLimit {
     prefix: &'static str,
-    count: u64,
-    period_ms: u64,
-    algorithm: Algorithm,
+    rate: Rate,
     cost: u64,
     remaining: u64,
     /// The largest number if it is not known. With [`BANNED`] if the counter is banned. Of tokens, see
@@ -129,7 +127,7 @@ enum Counted {
 impl ExceededLimit {
     fn retry_after_ms(&self) -> u64 {
         match self.counted {
-            Counted::Tokens => self.wait / self.count,
+            Counted::Tokens => self.wait / self.rate.count,
             Counted::Calls | Counted::Milliseconds | Counted::Holds => self.wait,
         }
     }
@@ -142,9 +140,9 @@ impl ExceededLimit {
 impl PartialEq for ExceededLimit {
     fn eq(&self, other: &Self) -> bool {
         let [this, other] = [self, other].map(|limit| {
-            let Self { prefix, count, period_ms, algorithm, cost, remaining, wait: _, counted } = *limit;
+            let Self { prefix, rate, cost, remaining, wait: _, counted } = *limit;
             let counted = if counted == Counted::Tokens { Counted::Calls } else { counted };
-            (prefix, count, period_ms, algorithm, cost, remaining, limit.retry_after_ms(), counted)
+            (prefix, rate, cost, remaining, limit.retry_after_ms(), counted)
         });
         this == other
     }
@@ -166,7 +164,8 @@ impl RequestPerMinute {
         Self(NamedRefusal::Unnamed(Refusal::Other(Arc::new(details))))
     }
 
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // so that it is made in its place
     pub(crate) fn exceeded(
         rule: &Rule,
         cost: u64,
@@ -181,9 +180,7 @@ impl RequestPerMinute {
         };
         Self(NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit {
             prefix: rule.prefix(),
-            count: rule.count(),
-            period_ms: rule.period_ms(),
-            algorithm: rule.algorithm(),
+            rate: rule.rate(),
             cost,
             remaining: remaining.into().value(),
             wait,
@@ -268,9 +265,7 @@ impl RequestPerMinute {
     /// The rule that refused, perhaps without its id and options, and the cost of the call.
     pub(crate) fn rule_and_cost(&self) -> (Rule, u64) {
         match self.refusal() {
-            Refusal::Exceeded(ExceededLimit { prefix, count, period_ms, algorithm, cost, .. }) => {
-                (Rule::without_id(prefix, *count, *period_ms, *algorithm), *cost)
-            }
+            Refusal::Exceeded(ExceededLimit { prefix, rate, cost, .. }) => (Rule::without_id(prefix, *rate), *cost),
             Refusal::Other(details) => (details.rule, details.cost),
         }
     }

@@ -32,17 +32,24 @@ use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rule {
     prefix: &'static str,
-    count: u64,
-    /// The period in milliseconds, which is all of it in a valid rule.
-    period_ms: u64,
+    rate: Rate,
     /// Milliseconds of the ban with [`RuleOptions::BAN`], or else nanoseconds of an invalid period,
     /// below a millisecond.
     ban_or_rest: u32,
     options: RuleOptions,
     prefetch: u16,
-    algorithm: Algorithm,
     /// Distinguishes its counters from those of other rules.
     id: RuleId,
+}
+
+/// The part of a rule that refunds and refusals need. It is copied in whole: words that are stored one by one, and
+/// then read in pairs, make the processor wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rate {
+    pub(crate) count: u64,
+    /// The period in milliseconds, which is all of it in a valid rule.
+    period_ms: u64,
+    algorithm: Algorithm,
 }
 
 /// Properties of a rule that are on or off, in one byte.
@@ -81,7 +88,7 @@ impl RuleId {
         let period = rule.identity_period();
         // The whole period is hashed, so that an invalid rule never shares the id of a valid one.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
-        let counted = seconds << 64 | (rule.algorithm.key_tag().id() as u128) << 32 | nanoseconds;
+        let counted = seconds << 64 | (rule.rate.algorithm.key_tag().id() as u128) << 32 | nanoseconds;
         let id = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
         Self(id as u64, (id >> 64) as u64)
     }
@@ -115,10 +122,9 @@ impl Rule {
     /// days, and 10,000 above 376 days. No count, burst or queue can be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (period_ms, ban_or_rest) = (saturating_ms(period), period.subsec_nanos() % 1_000_000);
-        let algorithm = Algorithm::FixedWindow { align: false };
+        let rate = Rate { count, period_ms, algorithm: Algorithm::FixedWindow { align: false } };
         let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE), RuleId(0, 0));
-        let rule = Self { prefix, count, period_ms, ban_or_rest, options, prefetch: 1, algorithm, id };
-        rule.with_id()
+        Self { prefix, rate, ban_or_rest, options, prefetch: 1, id }.with_id()
     }
 
     const fn with_id(mut self) -> Self {
@@ -135,7 +141,7 @@ impl Rule {
     /// Sets the algorithm. By default [`Algorithm::FixedWindow`].
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm;
+        self.rate.algorithm = algorithm;
         self.with_id()
     }
 
@@ -361,19 +367,19 @@ impl Rule {
     /// The cost admitted in each period, or held at once with [`Algorithm::Concurrent`].
     #[inline]
     pub const fn count(&self) -> u64 {
-        self.count
+        self.rate.count
     }
 
     /// The period; the lease with [`Algorithm::Concurrent`].
     #[inline]
     pub const fn period(&self) -> Duration {
-        Duration::new(self.period_ms / 1000, (self.period_ms % 1000) as u32 * 1_000_000 + self.rest_ns())
+        Duration::new(self.rate.period_ms / 1000, (self.rate.period_ms % 1000) as u32 * 1_000_000 + self.rest_ns())
     }
 
     /// The algorithm that counts.
     #[inline]
     pub const fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        self.rate.algorithm
     }
 
     /// The largest cost that is ever granted: the burst of a
@@ -381,47 +387,54 @@ impl Rule {
     /// [`LeakyBucket`](Algorithm::LeakyBucket), or else the count. 0 if the count is 0.
     #[inline]
     pub const fn limit(&self) -> u64 {
-        match self.algorithm.size() {
-            _ if self.count == 0 => 0,
+        match self.rate.algorithm.size() {
+            _ if self.rate.count == 0 => 0,
             Some((RuleField::Queue, queue)) => queue.saturating_add(1),
             Some((_, burst)) => burst,
-            None => self.count,
+            None => self.rate.count,
         }
     }
 
     /// A valid rule without an id, for its numbers only.
-    pub(crate) const fn without_id(prefix: &'static str, count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
+    pub(crate) const fn without_id(prefix: &'static str, rate: Rate) -> Self {
         let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE | RuleOptions::VALID), RuleId(0, 0));
-        Self { prefix, count, period_ms, ban_or_rest: 0, options, prefetch: 1, algorithm, id }
+        Self { prefix, rate, ban_or_rest: 0, options, prefetch: 1, id }
+    }
+
+    #[inline]
+    pub(crate) const fn rate(&self) -> Rate {
+        self.rate
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
-        self.count = count;
+        self.rate.count = count;
         self.checked()
     }
 
     /// Sets the largest cost to the count, if an option of the algorithm bounds it. That option is
     /// not part of the id.
     pub(crate) const fn sized_by_count(mut self) -> Self {
-        self.algorithm = self.algorithm.with_largest_cost(self.count);
+        self.rate.algorithm = self.rate.algorithm.with_largest_cost(self.rate.count);
         self.checked()
     }
 
     /// The rule with the largest limit that its counter can store, and without prefetch. The counter
     /// stays the same. A count of 0 stays, too, and an invalid rule stays as it is.
     pub(crate) const fn with_largest_limit(mut self) -> Self {
-        if self.count == 0 || self.has_fault() {
+        if self.rate.count == 0 || self.has_fault() {
             return self;
         }
         self.prefetch = 1;
-        if self.algorithm.size().is_some() {
-            self.algorithm = self.algorithm.with_largest_cost(u64::MAX);
+        if self.rate.algorithm.size().is_some() {
+            self.rate.algorithm = self.rate.algorithm.with_largest_cost(u64::MAX);
         } else {
-            self.count = u64::MAX;
+            self.rate.count = u64::MAX;
         }
         match self.limit_fault() {
-            Some(RuleFault::TooLarge { field: RuleField::Count, largest, .. }) => self.count = largest,
-            Some(RuleFault::TooLarge { largest, .. }) => self.algorithm = self.algorithm.with_largest_cost(largest),
+            Some(RuleFault::TooLarge { field: RuleField::Count, largest, .. }) => self.rate.count = largest,
+            Some(RuleFault::TooLarge { largest, .. }) => {
+                self.rate.algorithm = self.rate.algorithm.with_largest_cost(largest)
+            }
             _ => {}
         }
         self.checked()
@@ -432,8 +445,8 @@ impl Rule {
     /// A burst is at least 1, as a bucket of 0 would grant nothing at any rate. A queue may become
     /// 0: a call whose slot is free still runs.
     pub(crate) const fn divided_among(mut self, processes: u64) -> Self {
-        self.count /= processes;
-        match self.algorithm.size_mut() {
+        self.rate.count /= processes;
+        match self.rate.algorithm.size_mut() {
             Some((RuleField::Queue, queue)) => *queue /= processes,
             Some((_, burst)) => *burst = if *burst < processes { 1 } else { *burst / processes },
             None => {}
@@ -444,17 +457,17 @@ impl Rule {
     /// The period in milliseconds, of a rule without [`Rule::fault`].
     #[inline]
     pub(crate) const fn period_ms(&self) -> u64 {
-        self.period_ms
+        self.rate.period_ms
     }
 
     #[inline]
     pub(crate) const fn is_concurrent(&self) -> bool {
-        matches!(self.algorithm, Algorithm::Concurrent)
+        matches!(self.rate.algorithm, Algorithm::Concurrent)
     }
 
     /// Whether each charge is decided at once: no slot is given out, and no place is held.
     pub(crate) const fn decides_at_once(&self) -> bool {
-        !self.is_concurrent() && !matches!(self.algorithm.size(), Some((RuleField::Queue, _)))
+        !self.is_concurrent() && !matches!(self.rate.algorithm.size(), Some((RuleField::Queue, _)))
     }
 
     /// Whether counters of the rule can be banned. Slots that are given out and places that are held
@@ -472,11 +485,10 @@ impl Rule {
     #[cfg(feature = "config")]
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let Self { prefix: _, count, period_ms, ban_or_rest, options, prefetch, algorithm, id } = *self;
+        let Self { prefix: _, rate, ban_or_rest, options, prefetch, id } = *self;
         id == other.id
-            && (count, period_ms, ban_or_rest) == (other.count, other.period_ms, other.ban_or_rest)
-            && (options, prefetch) == (other.options, other.prefetch)
-            && algorithm == other.algorithm
+            && (ban_or_rest, options, prefetch) == (other.ban_or_rest, other.options, other.prefetch)
+            && rate == other.rate
     }
 
     /// The period as part of a counter's identity. The lease of a semaphore is not.
@@ -511,7 +523,7 @@ impl Rule {
         if !self.has_fault() {
             return None;
         }
-        self.first_fault().map(|fault| fault.explain(self.algorithm, self.period()))
+        self.first_fault().map(|fault| fault.explain(self.rate.algorithm, self.period()))
     }
 
     pub(crate) const fn first_fault(&self) -> Option<RuleFault> {
@@ -526,7 +538,7 @@ impl Rule {
     pub(crate) const fn limit_fault(&self) -> Option<RuleFault> {
         match self.ban_fault() {
             Some(fault) => Some(fault),
-            None => limits::fault(self.algorithm, self.count, self.period_ms(), self.prefetch),
+            None => limits::fault(self.rate.algorithm, self.rate.count, self.period_ms(), self.prefetch),
         }
     }
 
@@ -543,7 +555,7 @@ impl Rule {
 
     /// Whether the period is valid.
     const fn has_period(&self) -> bool {
-        0 < self.period_ms && self.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns() == 0
+        0 < self.rate.period_ms && self.rate.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns() == 0
     }
 }
 
@@ -571,9 +583,9 @@ impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
             .field("prefix", &self.prefix)
-            .field("count", &self.count)
+            .field("count", &self.rate.count)
             .field("period", &self.period())
-            .field("algorithm", &self.algorithm)
+            .field("algorithm", &self.rate.algorithm)
             .field("shadow", &self.is_shadow())
             .field("denial_cache", &self.caches_denials())
             .field("prefetch", &self.prefetch)
