@@ -103,38 +103,44 @@ impl WindowLayout {
     }
 
     /// `charged`: charges of the sub-window that is so many places before the current one.
+    fn evaluate(self, rule: &Rule, cost: u64, passed_ms: u64, charged: impl Fn(u64) -> u64) -> Evaluation {
+        let used = (0..self.earlier).map(&charged).sum::<u64>() + self.weighted(charged(self.earlier), passed_ms);
+        let remaining = rule.count().saturating_sub(used);
+        let retry_after_ms = (cost > remaining).then(|| self.retry_after_ms(rule.count(), cost, passed_ms, &charged));
+        Evaluation::new(rule, remaining, self.reset_after_ms(passed_ms, &charged), retry_after_ms)
+    }
+
+    /// Time until no charge counts.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `retry_after_ms`
+    fn reset_after_ms(self, passed_ms: u64, charged: impl Fn(u64) -> u64) -> u64 {
+        let windows = 1 + self.earlier; // a loop over `0..=earlier` is not unrolled
+        let newest = (0..windows).find(|&back| charged(back) > 0);
+        newest.map_or(0, |back| (1 + self.earlier - back) * self.size_ms - passed_ms)
+    }
+
+    /// Time until the first sub-window in which the oldest one fades enough for the cost, or leaves enough room; or
+    /// until no charge counts.
     #[inline(always)]
     #[allow(clippy::inline_always)] // one bucket has no loop
-    fn evaluate(self, rule: &Rule, cost: u64, passed_ms: u64, charged: impl Fn(u64) -> u64) -> Evaluation {
+    fn retry_after_ms(self, count: u64, cost: u64, passed_ms: u64, charged: impl Fn(u64) -> u64) -> u64 {
         let Self { earlier, size_ms, is_weighted } = self;
-        let windows = 1 + earlier; // a loop over `0..=earlier` is not unrolled
         let mut whole: u64 = (0..earlier).map(&charged).sum();
-        let used = whole + self.weighted(charged(earlier), passed_ms);
-        let remaining = rule.count().saturating_sub(used);
-        let newest = (0..windows).find(|&back| charged(back) > 0);
-        let reset_after_ms = newest.map_or(0, |back| (1 + earlier - back) * size_ms - passed_ms);
-        if cost <= remaining {
-            return Evaluation::new(rule, remaining, reset_after_ms, None);
-        }
-        // Searches the first future sub-window in which the oldest fades enough for the cost, or
-        // leaves enough room.
-        let mut retry_after_ms = reset_after_ms;
-        for ahead in 0..windows {
+        for ahead in 0..1 + earlier {
             let oldest = charged(earlier - ahead);
-            if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
+            if let Some(room) = count.checked_sub(whole.saturating_add(cost)) {
                 let faded = match (oldest, room) {
                     (0, _) => 0,
                     (_, 0) => size_ms, // most refusals: a division takes long
                     _ => size_ms - (room * size_ms / oldest).min(size_ms),
                 };
                 if faded == 0 || is_weighted && faded < size_ms {
-                    retry_after_ms = ahead * size_ms + faded - passed_ms;
-                    break;
+                    return ahead * size_ms + faded - passed_ms;
                 }
             }
             whole -= if ahead < earlier { charged(earlier - ahead - 1) } else { 0 };
         }
-        Evaluation::new(rule, remaining, reset_after_ms, Some(retry_after_ms))
+        self.reset_after_ms(passed_ms, charged)
     }
 }
 
@@ -353,8 +359,7 @@ impl MemoryState for SlidingWindow {
         let remaining = rule.count().saturating_sub(used);
         if cost > remaining {
             let charged = |back| if back == 0 { last } else { previous }.into();
-            let decision = layout.evaluate(rule, cost, passed_ms, charged).decision;
-            return Some(Outcome::denied(decision.remaining, decision.retry_after_ms));
+            return Some(Outcome::denied(remaining, layout.retry_after_ms(rule.count(), cost, passed_ms, charged)));
         }
         let last = last.checked_add(u32::try_from(cost).ok()?)?;
         let expires_at_ms = start_ms + layout.counts_ms();
