@@ -84,14 +84,14 @@ impl<S: MemoryState + Default> CounterTable<S> {
         // access to memory begins before the reading, and goes on meanwhile. In a small one, the search is done first:
         // the loads behind a reading wait for it, too.
         let read = || if S::needs_us() { time.us() } else { time.ms() };
-        let (at, now) = if self.slots.len() > IN_CACHE {
+        let (state, now) = if self.slots.len() > IN_CACHE {
             self.prefetch(id);
             let now = read();
-            (self.find(id).ok_or(NotAtOnce::NotStored)?, now)
+            (self.state_of(id).ok_or(NotAtOnce::NotStored)?, now)
         } else {
-            (self.find(id).ok_or(NotAtOnce::NotStored)?, read())
+            (self.state_of(id).ok_or(NotAtOnce::NotStored)?, read())
         };
-        let outcome = self.slots[at].state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
+        let outcome = state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
         Ok((outcome, now.us))
     }
 
@@ -217,6 +217,12 @@ impl<S: MemoryState + Default> CounterTable<S> {
     /// Whether one more state makes it grow.
     pub(super) fn is_full(&self) -> bool {
         self.len >= self.slots.len() * 4 / 5
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn state_of(&mut self, id: CounterId) -> Option<&mut S> {
+        self.find(id).map(|at| &mut self.slots[at].state)
     }
 
     #[inline(always)]
