@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::{
     core::Origin,
     permit::{Permit, Receipt, most_restrictive_decision, uncounted_decision},
-    queue::StoreAnswer,
+    queue::{QueueId, StoreAnswer},
     refusal::refusal,
     request::{AcquireRequest, RefusalReason},
 };
@@ -271,7 +271,7 @@ impl AcquireRequest {
             shadowing.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
         let (id, may_free_early) =
-            (charge.counter.id(), charge.may_free_early() || matches!(origin, Origin::LocalFallback));
+            (QueueId::of(charge), charge.may_free_early() || matches!(origin, Origin::LocalFallback));
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let answer = match origin {
             Origin::Store => StoreAnswer::of(&charges, sent_at),

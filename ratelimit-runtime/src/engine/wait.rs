@@ -14,13 +14,12 @@ use super::{
     outage::OutageWait,
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
-    queue::{QueuePosition, StoreAnswer, Turn},
+    queue::{QueueId, QueuePosition, StoreAnswer, Turn},
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
 use crate::{
     RequestPerMinute, Rule,
-    counter::CounterId,
     observe::{self, WaitTimer},
     rule::RuleId,
     store::{Charges, StoreError},
@@ -31,15 +30,15 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl AcquireRequest {
-    /// Waits until the store admits these charges. `counter`: the one that the call waits for at first. `refused`: the
+    /// Waits until the store admits these charges. `queue`: the one that the call waits in at first. `refused`: the
     /// answer that refused them, if any.
     pub(super) async fn wait(
         self,
         charges: Charges,
-        counter: Option<CounterId>,
+        queue: Option<QueueId>,
         refused: Option<StoreAnswer>,
     ) -> AcquireResult {
-        let waited_for = charges.iter().find(|charge| Some(charge.counter.id()) == counter);
+        let waited_for = charges.iter().find(|charge| Some(QueueId::of(charge)) == queue);
         let rule = waited_for.map_or_else(|| self.rule(), |charge| charge.rule);
         self.observed(rule, |request| request.wait_in_queues(charges, refused)).await
     }

@@ -433,7 +433,7 @@ impl Rule {
         match self.limit_fault() {
             Some(RuleFault::TooLarge { field: RuleField::Count, largest, .. }) => self.rate.count = largest,
             Some(RuleFault::TooLarge { largest, .. }) => {
-                self.rate.algorithm = self.rate.algorithm.with_largest_cost(largest)
+                self.rate.algorithm = self.rate.algorithm.with_largest_cost(largest);
             }
             _ => {}
         }

@@ -643,3 +643,43 @@ async fn a_small_cost_is_admitted_in_its_time_before_a_larger_one() {
     settle().await;
     assert!(is_admitted.load(Ordering::Relaxed), "a token is there, and it is the first in line");
 }
+
+/// As after a tenant has bought more: the count is that of the call.
+#[tokio::test]
+async fn a_call_with_room_by_its_own_count_does_not_wait_behind_one_with_a_smaller_count() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let of_count = |count| Rule::new("plan", count, HOUR);
+    limiter.acquire(&of_count(1), 1).await.unwrap();
+    let mut callers = Callers::new();
+    callers.add(&limiter, of_count(1), 1, 2 * HOUR).await;
+
+    let mut larger = Box::pin(limiter.acquire_within(&of_count(3), 1, SECOND));
+    larger.as_mut().now_or_never().expect("it waits for the room of another count").unwrap();
+    limiter.acquire_within(&of_count(3), 1, SECOND).now_or_never().expect("it waits").unwrap();
+    let refused = limiter.acquire_within(&of_count(3), 1, SECOND).await.unwrap_err();
+    assert_eq!((refused.limit(), refused.retry_after()), (3, Some(HOUR)));
+    assert_eq!(callers.served(), 0);
+    clock.advance(HOUR);
+    settle().await;
+    assert_eq!(callers.served(), 1);
+}
+
+/// The places above the smaller count are for others.
+#[tokio::test]
+async fn a_waiting_call_with_a_smaller_count_keeps_no_place_from_one_with_a_larger_count() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let of_count = |count| Rule::new("places", count, HOUR).with_algorithm(Algorithm::Concurrent);
+    let held = [limiter.acquire(&of_count(3), 1).await.unwrap(), limiter.acquire(&of_count(3), 1).await.unwrap()];
+    let third = limiter.acquire(&of_count(3), 1).await.unwrap();
+    let mut callers = Callers::new();
+    callers.add(&limiter, of_count(2), 1, HOUR).await;
+    callers.add(&limiter, of_count(3), 1, HOUR).await;
+    drop(third);
+    settle().await;
+    assert_eq!(callers.served(), 1, "the second one has a place by its own count");
+    drop(held);
+    settle().await;
+    assert_eq!(callers.served(), 2);
+}

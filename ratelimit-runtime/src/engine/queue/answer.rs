@@ -1,10 +1,31 @@
 //! The part of a store's answer that the wait queues use.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{RequestPerMinute, counter::CounterId, store::Charge};
+
+/// A queue: that of the callers of one counter with one limit. A caller whose own limit has room does not wait behind
+/// one with a smaller limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct QueueId {
+    pub(super) counter: CounterId,
+    pub(super) count: u64,
+    pub(super) limit: u64,
+}
+
+impl QueueId {
+    pub(crate) fn of(charge: &Charge) -> Self {
+        Self { counter: charge.counter.id(), count: charge.rule.count(), limit: charge.rule.limit() }
+    }
+
+    /// Those of all limits.
+    pub(super) fn all_of(counter: CounterId) -> RangeInclusive<Self> {
+        let [first, last] = [0, u64::MAX].map(|number| Self { counter, count: number, limit: number });
+        first..=last
+    }
+}
 
 /// A store's answer to one caller.
 #[derive(Clone, Debug, Default)]
@@ -12,14 +33,14 @@ pub(crate) struct StoreAnswer {
     /// The time the request was sent, by the limiter's clock.
     pub(crate) sent_at: Duration,
     pub(crate) counters: SmallVec<[CounterAnswer; 1]>,
-    /// The refusal, and the counter that refused.
-    pub(crate) refusal: Option<(CounterId, RequestPerMinute)>,
+    /// The refusal, and the queue of the counter that refused.
+    pub(crate) refusal: Option<(QueueId, RequestPerMinute)>,
 }
 
 /// The part of an answer about one counter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CounterAnswer {
-    pub(super) id: CounterId,
+    pub(super) id: QueueId,
     pub(super) cost: u64,
     pub(super) remaining: u64,
     /// `None` if the cost fits.
@@ -35,7 +56,7 @@ impl StoreAnswer {
     /// The answer about the counters of these charges, which a store has decided.
     pub(crate) fn of(charges: &[Charge], sent_at: Duration) -> Self {
         let counters = counted(charges).map(|charge| CounterAnswer {
-            id: charge.counter.id(),
+            id: QueueId::of(charge),
             cost: charge.least(),
             remaining: charge.decision.remaining,
             ready_in: charge.decision.retry_after(),

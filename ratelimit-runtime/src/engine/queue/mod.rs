@@ -1,6 +1,7 @@
 //! Queues of callers who wait for counters.
 //!
-//! A caller stands in the queue of each of its counters. Callers ask the store in the order of
+//! A caller stands in the queue of each of its counters. Callers of one counter with different limits stand in different
+//! queues, as there may be room for one and not for the other. Callers ask the store in the order of
 //! arrival, as many at a time as the counter has *room* for. Room is what the latest answer left,
 //! plus what refills until the request arrives, less the cost of callers who are asking now.
 //!
@@ -31,7 +32,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::answer::StoreAnswer;
+pub(crate) use self::answer::{QueueId, StoreAnswer};
 use self::{
     answer::counted,
     state::{LOOK_AGAIN, Outage, SharedCounts, WaitState, WaitingCaller, WaitingFor, Wakes},
@@ -127,20 +128,20 @@ impl WaitQueues {
 
     /// The one of these counters that a caller with this ticket has to wait for: others are ahead of it, or callers who
     /// are asking leave no room. Of several, the one that has room last.
-    pub(crate) fn waited_for(&self, charges: &[Charge], ticket: u64) -> Option<CounterId> {
+    pub(crate) fn waited_for(&self, charges: &[Charge], ticket: u64) -> Option<QueueId> {
         let is_free = |charge: &Charge| self.shared.busy(charge.counter.id()).load(Ordering::Acquire) == 0;
         if counted(charges).all(is_free) {
             return None;
         }
         let (state, now) = (self.lock(), self.clock.now());
         let waited_for = counted(charges).filter(|charge| {
-            let id = charge.counter.id();
+            let id = QueueId::of(charge);
             let is_used_up = |queue: &WaitQueue| queue.askers > 0 && queue.room(now, state.round_trip) < charge.least();
             // Also behind callers whose cost is reserved: the queue has to know the answer that the
             // caller gets.
             state.queues.get(&id).is_some_and(is_used_up) || state.is_behind(id, ticket, now)
         });
-        let ids = waited_for.map(|charge| charge.counter.id());
+        let ids = waited_for.map(QueueId::of);
         ids.max_by_key(|id| state.queues.get(id).map(|queue| queue.ready_at))
     }
 
@@ -161,7 +162,7 @@ impl WaitQueues {
         let mut counters = SmallVec::<[WaitingFor; 1]>::new();
         let mut is_full = false;
         for charge in counted(charges) {
-            let (id, cost, most) = (charge.counter.id(), charge.least(), charge.cost);
+            let (id, cost, most) = (QueueId::of(charge), charge.least(), charge.cost);
             let queue = state.queues.entry(id).or_insert_with(|| WaitQueue::new(&charge.rule));
             queue.rule = charge.rule;
             if charge.settles {
@@ -182,11 +183,11 @@ impl WaitQueues {
                 is_parked: false,
             });
         }
-        let ids: SmallVec<[CounterId; 1]> = counters.iter().map(|counter| counter.id).collect();
+        let ids: SmallVec<[QueueId; 1]> = counters.iter().map(|counter| counter.id).collect();
         // Shadow rules block no call. A caller with no other rules may ask at once.
         let is_asking = counters.is_empty();
         for counter in &counters {
-            self.shared.busy(counter.id).fetch_add(1, Ordering::Release);
+            self.shared.busy(counter.id.counter).fetch_add(1, Ordering::Release);
         }
         let outage = Outage::default();
         let (turn_of_caller, is_away, wake_at) = (Arc::clone(&turn), false, None);
@@ -224,10 +225,12 @@ impl WaitQueues {
             return;
         }
         self.update(|state, now, wakes| {
-            if let Some(queue) = state.queues.get_mut(&id) {
+            let mut ids = SmallVec::new();
+            for (id, queue) in state.queues.range_mut(QueueId::all_of(id)) {
                 queue.probe_at = Duration::ZERO;
-                state.advance([id].into(), now, wakes);
+                ids.push(*id);
             }
+            state.advance(ids, now, wakes);
         });
     }
 
@@ -351,7 +354,7 @@ impl QueuePosition<'_> {
         let WaitState { queues, callers, .. } = &mut *state;
         let Some(caller) = callers.get_mut(&self.ticket) else { return false };
         let is_same = |(counter, charge): (&WaitingFor, &Charge)| {
-            (counter.id, counter.cost, counter.most) == (charge.counter.id(), charge.least(), charge.cost)
+            (counter.id, counter.cost, counter.most) == (QueueId::of(charge), charge.least(), charge.cost)
         };
         if caller.counters.len() != counted(charges).count()
             || !caller.counters.iter().zip(counted(charges)).all(is_same)
@@ -372,10 +375,10 @@ impl QueuePosition<'_> {
     pub(crate) fn refused(&self, answer: &StoreAnswer) -> bool {
         self.queues.update(|state, now, wakes| {
             let Some(caller) = state.callers.get(&self.ticket) else { return false };
-            let (ids, changes_before): (_, SmallVec<[(CounterId, u64); 1]>) =
+            let (ids, changes_before): (_, SmallVec<[(QueueId, u64); 1]>) =
                 (caller.ids(), caller.counters.iter().map(|counter| (counter.id, counter.changes)).collect());
-            let has_changed = |id| {
-                let changes = self.queues.shared.changes(id).load(Ordering::Acquire);
+            let has_changed = |id: QueueId| {
+                let changes = self.queues.shared.changes(id.counter).load(Ordering::Acquire);
                 changes_before.iter().any(|(other, before)| *other == id && *before != changes)
             };
             let is_out_of_date = answer.refusal.as_ref().is_some_and(|(id, _)| has_changed(*id));
@@ -428,7 +431,7 @@ impl QueuePosition<'_> {
     /// Lets the first caller ask, whatever the latest answer was. An answer that is on its way is out of date.
     pub(crate) fn probe(&self) {
         let ids = self.queues.lock().callers.get(&self.ticket).map(WaitingCaller::ids);
-        ids.into_iter().flatten().for_each(|id| self.queues.changed_id(id));
+        ids.into_iter().flatten().for_each(|id| self.queues.changed_id(id.counter));
     }
 
     /// The latest refusal, and the time of the caller's turn if all callers ahead of it stay.

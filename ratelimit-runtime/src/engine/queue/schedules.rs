@@ -59,7 +59,7 @@ impl WaitQueues {
             let is_parked_everywhere = caller.counters.iter().all(|counter| counter.is_parked);
             assert!(caller.is_asking || !is_parked_everywhere, "caller {ticket} stands in no queue");
             for counter in &caller.counters {
-                busy[cell(counter.id)] += usize::from(!counter.is_parked);
+                busy[cell(counter.id.counter)] += usize::from(!counter.is_parked);
                 let stands = state.queues[&counter.id].waiting.get(ticket) == Some(&counter.cost);
                 assert_eq!(stands, !caller.is_asking && !counter.is_parked, "caller {ticket} in its queue");
             }

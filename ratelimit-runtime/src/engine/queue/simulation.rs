@@ -201,7 +201,7 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let charges = of_user_and_all(9);
-    let of_all = charges[1].counter.id();
+    let of_all = QueueId::of(&charges[1]);
     let standing = || queues.lock().queues.get(&of_all).map_or(0, |queue| queue.waiting.len());
     let answer = StoreAnswer::of(&charges, clock.now());
     let join = |_| {
@@ -246,7 +246,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
         of_own.decision = Decision::new(1, 0, SECOND, Some(SECOND));
         join(&[of_own, of_all(50_000, None)])
     };
-    let standing = || queues.lock().queues[&of_all(0, None).counter.id()].waiting.len();
+    let standing = || queues.lock().queues[&QueueId::of(&of_all(0, None))].waiting.len();
     let mut positions: Vec<_> = (0..500).filter_map(user_joins).collect();
     assert_eq!((standing(), queues.waited_for(&[of_all(0, None)], queues.ticket())), (0, None));
 
@@ -321,7 +321,7 @@ fn each_waiting_caller_knows_the_refusal_and_the_time_of_its_own_turn() {
         RequestPerMinute::exceeded(&charge.rule, 1, charge.decision.remaining, charge.decision.retry_after_ms);
     let charges = [charge];
     let mut answer = StoreAnswer::of(&charges, clock.now());
-    answer.refusal = Some((charges[0].counter.id(), refusal.clone()));
+    answer.refusal = Some((QueueId::of(&charges[0]), refusal.clone()));
     let [first, second] = [Some((&answer, queues.changes(&charges))), None]
         .map(|answer| queues.join(queues.ticket(), &charges, answer).expect("there is space in the queue"));
     assert_eq!(first.refusal(), Some((refusal.clone(), clock.now() + HOUR)));
@@ -400,7 +400,7 @@ fn a_caller_is_not_refused_at_once_for_the_wait_of_a_larger_cost() {
             charges[0].decision.remaining,
             charges[0].decision.retry_after_ms,
         );
-        answer.refusal = Some((charges[0].counter.id(), refusal));
+        answer.refusal = Some((QueueId::of(&charges[0]), refusal));
         answer
     };
     let (small_ticket, large_ticket) = (queues.ticket(), queues.ticket());
@@ -426,7 +426,7 @@ fn a_caller_of_a_full_window_is_refused_at_once_behind_a_larger_cost() {
     let large = [of_all, of_own];
     let mut answer = StoreAnswer::of(&large, clock.now());
     answer.refusal = Some((
-        large[0].counter.id(),
+        QueueId::of(&large[0]),
         RequestPerMinute::exceeded(&all, 9, large[0].decision.remaining, large[0].decision.retry_after_ms),
     ));
     let _large = queues.join(queues.ticket(), &large, Some((&answer, queues.changes(&large)))).expect("there is space");

@@ -204,7 +204,7 @@ fn many_callers_of_two_rules_are_all_served() {
 #[test]
 fn a_reservation_is_followed_by_a_period_without_one() {
     let mut state = WaitState::new(Arc::new(SharedCounts::new()));
-    let id = charge_of(&ALL, 1, 1).counter.id();
+    let id = QueueId::of(&charge_of(&ALL, 1, 1));
     let counter = WaitingFor {
         id,
         cost: 1,

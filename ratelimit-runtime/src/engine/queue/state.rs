@@ -1,8 +1,7 @@
 //! The queues of all counters: callers who may ask, parked callers, and reservations.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    hash::BuildHasherDefault,
+    collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -10,12 +9,12 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    answer::StoreAnswer,
+    answer::{QueueId, StoreAnswer},
     wait_queue::{MOST_RESERVATIONS, RoomLeft, WaitQueue},
 };
 use crate::{
     Cause,
-    counter::{CounterId, IdentityHasher},
+    counter::CounterId,
     store::StoreError,
     sync::{AtomicU64, AtomicUsize, Notify},
 };
@@ -61,7 +60,7 @@ pub(super) fn cell(id: CounterId) -> usize {
 
 pub(super) struct WaitState {
     pub(super) shared: Arc<SharedCounts>,
-    pub(super) queues: HashMap<CounterId, WaitQueue, BuildHasherDefault<IdentityHasher>>,
+    pub(super) queues: BTreeMap<QueueId, WaitQueue>,
     pub(super) callers: BTreeMap<u64, WaitingCaller>,
     /// The moving average of the time from a request to its answer.
     pub(super) round_trip: Option<Duration>,
@@ -90,7 +89,7 @@ pub(super) struct Outage {
 }
 
 pub(super) struct WaitingFor {
-    pub(super) id: CounterId,
+    pub(super) id: QueueId,
     /// The least that has to fit.
     pub(super) cost: u64,
     /// The most that it takes, if that fits.
@@ -119,7 +118,7 @@ pub(super) enum Standing {
     /// cost is reserved here until `until`.
     Reserves { probe_at: Duration, until: Duration },
     /// This other counter blocks the caller.
-    BlockedBy(CounterId),
+    BlockedBy(QueueId),
 }
 
 /// Callers to wake after the lock is released: their wakers may run any code.
@@ -129,7 +128,7 @@ impl WaitingFor {
     /// Puts the caller back into the queue of this counter.
     pub(super) fn return_to(&mut self, queue: &mut WaitQueue, ticket: u64, shared: &SharedCounts) {
         if std::mem::take(&mut self.is_parked) {
-            shared.busy(self.id).fetch_add(1, Ordering::Release);
+            shared.busy(self.id.counter).fetch_add(1, Ordering::Release);
             queue.parked -= 1;
             queue.waiting.insert(ticket, self.cost);
         }
@@ -137,7 +136,7 @@ impl WaitingFor {
 }
 
 impl WaitingCaller {
-    pub(super) fn ids(&self) -> SmallVec<[CounterId; 1]> {
+    pub(super) fn ids(&self) -> SmallVec<[QueueId; 1]> {
         self.counters.iter().map(|counter| counter.id).collect()
     }
 
@@ -161,7 +160,7 @@ impl WaitingCaller {
 
 impl WaitState {
     pub(super) fn new(shared: Arc<SharedCounts>) -> Self {
-        Self { shared, queues: HashMap::default(), callers: BTreeMap::new(), round_trip: None, is_closed: false }
+        Self { shared, queues: BTreeMap::new(), callers: BTreeMap::new(), round_trip: None, is_closed: false }
     }
 
     /// Adds a caller who is not asking to its queues. `is_back`: it has asked, and takes its place again.
@@ -206,24 +205,24 @@ impl WaitState {
     }
 
     /// The store has decided, or no caller asks: those who wait look again.
-    fn store_is_back(&mut self, id: CounterId, wakes: &mut Wakes) {
+    fn store_is_back(&mut self, id: QueueId, wakes: &mut Wakes) {
         if self.queues.get_mut(&id).is_some_and(|queue| queue.store_error.take().is_some()) {
             self.wake_waiting(id, |_| true, wakes);
         }
     }
 
-    fn wake_waiting(&self, id: CounterId, looks_again: impl Fn(&WaitingCaller) -> bool, wakes: &mut Wakes) {
+    fn wake_waiting(&self, id: QueueId, looks_again: impl Fn(&WaitingCaller) -> bool, wakes: &mut Wakes) {
         let waiting = self.queues.get(&id).into_iter().flat_map(|queue| queue.waiting.keys());
         let callers = waiting.filter_map(|ticket| self.callers.get(ticket)).filter(|caller| looks_again(caller));
         wakes.extend(callers.map(|caller| Arc::clone(&caller.turn)));
     }
 
     /// Removes a caller, and queues without callers. Returns the caller's counters.
-    pub(super) fn remove(&mut self, ticket: u64) -> SmallVec<[CounterId; 1]> {
+    pub(super) fn remove(&mut self, ticket: u64) -> SmallVec<[QueueId; 1]> {
         self.stop_asking(ticket);
         let Some(caller) = self.callers.remove(&ticket) else { return SmallVec::new() };
         for WaitingFor { id, is_parked, .. } in &caller.counters {
-            self.shared.busy(*id).fetch_sub(usize::from(!is_parked), Ordering::Release);
+            self.shared.busy(id.counter).fetch_sub(usize::from(!is_parked), Ordering::Release);
             // The queue may be gone: an admitted caller does not keep it.
             let Some(queue) = self.queues.get_mut(id) else { continue };
             queue.parked -= usize::from(*is_parked);
@@ -246,7 +245,7 @@ impl WaitState {
     pub(super) fn learn(
         &mut self,
         answer: &StoreAnswer,
-        has_changed: impl Fn(CounterId) -> bool,
+        has_changed: impl Fn(QueueId) -> bool,
         now: Duration,
         is_shared: bool,
         wakes: &mut Wakes,
@@ -282,7 +281,7 @@ impl WaitState {
     }
 
     /// Lets callers ask if there is room for them now, and sets the timers of the others.
-    pub(super) fn advance(&mut self, ids: SmallVec<[CounterId; 1]>, now: Duration, wakes: &mut Wakes) {
+    pub(super) fn advance(&mut self, ids: SmallVec<[QueueId; 1]>, now: Duration, wakes: &mut Wakes) {
         let (mut ids, mut next) = (ids, 0);
         while let Some(id) = ids.get(next) {
             self.advance_one(*id, now, wakes, &mut ids);
@@ -299,10 +298,10 @@ impl WaitState {
     /// [`WaitState::advance`] for one queue. Adds further queues to look at to `others`.
     pub(super) fn advance_one(
         &mut self,
-        id: CounterId,
+        id: QueueId,
         now: Duration,
         wakes: &mut Wakes,
-        others: &mut SmallVec<[CounterId; 1]>,
+        others: &mut SmallVec<[QueueId; 1]>,
     ) {
         let Some(queue) = self.queues.get(&id) else { return };
         let mut room_left = queue.room_left(now, self.round_trip);
@@ -356,7 +355,7 @@ impl WaitState {
     }
 
     /// The most that a caller takes of a counter.
-    fn most(&self, ticket: u64, id: CounterId) -> u64 {
+    fn most(&self, ticket: u64, id: QueueId) -> u64 {
         let counters = self.callers.get(&ticket).into_iter().flat_map(|caller| &caller.counters);
         counters.filter(|counter| counter.id == id).map(|counter| counter.most).sum()
     }
@@ -367,7 +366,7 @@ impl WaitState {
         wakes.push(Arc::clone(&caller.turn));
         let counted = caller.cost_in_queue(1);
         for counter in &mut caller.counters {
-            counter.changes = self.shared.changes(counter.id).load(Ordering::Acquire);
+            counter.changes = self.shared.changes(counter.id.counter).load(Ordering::Acquire);
             counter.reserved_until = None;
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 counter.return_to(queue, ticket, &self.shared);
@@ -381,14 +380,14 @@ impl WaitState {
 
     /// Parks a caller outside a queue while another counter has no room. The caller stays in the
     /// queue of that counter.
-    pub(super) fn park(&mut self, ticket: u64, id: CounterId, other: CounterId, now: Duration, wakes: &mut Wakes) {
+    pub(super) fn park(&mut self, ticket: u64, id: QueueId, other: QueueId, now: Duration, wakes: &mut Wakes) {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         let mut look_at = None;
         for counter in &mut caller.counters {
             let Some(queue) = self.queues.get_mut(&counter.id) else { continue };
             if counter.id == id && queue.waiting.remove(&ticket).is_some() {
                 (queue.parked, counter.is_parked) = (queue.parked + 1, true);
-                self.shared.busy(id).fetch_sub(1, Ordering::Release);
+                self.shared.busy(id.counter).fetch_sub(1, Ordering::Release);
             } else if counter.id == other {
                 counter.return_to(queue, ticket, &self.shared);
                 let is_first = queue.waiting.first_key_value().is_some_and(|(first, _)| *first == ticket);
@@ -401,7 +400,7 @@ impl WaitState {
     }
 
     /// Puts a caller back into all of its queues.
-    pub(super) fn unpark(&mut self, ticket: u64) -> SmallVec<[CounterId; 1]> {
+    pub(super) fn unpark(&mut self, ticket: u64) -> SmallVec<[QueueId; 1]> {
         let mut returned = SmallVec::new();
         let Some(caller) = self.callers.get_mut(&ticket) else { return returned };
         for counter in caller.counters.iter_mut().filter(|counter| counter.is_parked) {
@@ -420,7 +419,7 @@ impl WaitState {
         ticket: u64,
         ready_at: Duration,
         now: Duration,
-        others: &mut SmallVec<[CounterId; 1]>,
+        others: &mut SmallVec<[QueueId; 1]>,
     ) -> Option<Duration> {
         let mut next = None;
         let caller = self.callers.get_mut(&ticket)?;
@@ -450,13 +449,7 @@ impl WaitState {
 
     /// The end of the reservation of a caller's cost. A reservation lasts one period, or
     /// as many as the cost needs. For as long after it there is none.
-    pub(super) fn reserved_until(
-        &self,
-        ticket: u64,
-        id: CounterId,
-        now: Duration,
-        period: Duration,
-    ) -> Option<Duration> {
+    pub(super) fn reserved_until(&self, ticket: u64, id: QueueId, now: Duration, period: Duration) -> Option<Duration> {
         let counter = self.callers.get(&ticket)?.counters.iter().find(|counter| counter.id == id)?;
         match counter.reserved_until {
             Some(until) if now < until => Some(until),
@@ -465,7 +458,7 @@ impl WaitState {
         }
     }
 
-    pub(super) fn note_reservation(&mut self, ticket: u64, id: CounterId, until: Duration) {
+    pub(super) fn note_reservation(&mut self, ticket: u64, id: QueueId, until: Duration) {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         for counter in caller.counters.iter_mut().filter(|counter| counter.id == id) {
             counter.reserved_until = Some(until);
@@ -477,7 +470,7 @@ impl WaitState {
         &self,
         ticket: u64,
         cost: u64,
-        id: CounterId,
+        id: QueueId,
         now: Duration,
         room_left: &RoomLeft,
     ) -> Standing {
@@ -512,9 +505,9 @@ impl WaitState {
     pub(super) fn no_room_elsewhere(
         &self,
         ticket: u64,
-        id: CounterId,
+        id: QueueId,
         now: Duration,
-    ) -> Option<(Duration, CounterId, Duration)> {
+    ) -> Option<(Duration, QueueId, Duration)> {
         let others = self.callers.get(&ticket)?.counters.iter().filter(|counter| counter.id != id);
         let full = others.into_iter().filter_map(|counter| {
             let queue = self.queues.get(&counter.id)?;
@@ -529,7 +522,7 @@ impl WaitState {
 
     /// True if callers with earlier tickets wait for the counter. Callers whose other counters have
     /// no room for longer do not count.
-    pub(super) fn is_behind(&self, id: CounterId, ticket: u64, now: Duration) -> bool {
+    pub(super) fn is_behind(&self, id: QueueId, ticket: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return false };
         let is_late = |other: u64, cost: u64| {
             let then = now.saturating_add(queue.time_for(cost));
@@ -539,13 +532,13 @@ impl WaitState {
     }
 
     /// True if a caller's other counters have room for it, and for the callers before it.
-    pub(super) fn may_ask_elsewhere(&self, ticket: u64, id: CounterId, now: Duration) -> bool {
+    pub(super) fn may_ask_elsewhere(&self, ticket: u64, id: QueueId, now: Duration) -> bool {
         let others = self.callers[&ticket].counters.iter().filter(|counter| counter.id != id);
         others.into_iter().all(|counter| self.has_room(counter.id, ticket, counter.cost, now))
     }
 
     /// True if a counter has room for a caller, and for the callers before it.
-    pub(super) fn has_room(&self, id: CounterId, ticket: u64, cost: u64, now: Duration) -> bool {
+    pub(super) fn has_room(&self, id: QueueId, ticket: u64, cost: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return true };
         let mut room_left = queue.room_left(now, self.round_trip);
         for (&before, &cost) in queue.waiting.range(..ticket) {

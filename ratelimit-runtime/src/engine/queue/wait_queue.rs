@@ -293,14 +293,18 @@ fn refilled(rule: &Rule, time: Duration) -> u64 {
 #[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
-    use crate::{Algorithm, CounterName, Key, store::Charge};
+    use crate::{Algorithm, CounterName, Key, engine::queue::QueueId, store::Charge};
 
     const MS: Duration = Duration::from_millis(1);
     const RULE: Rule = Rule::new("item", 10, Duration::from_secs(3600));
 
+    fn queue_id() -> QueueId {
+        QueueId::of(&Charge::new(RULE, CounterName::new("", &RULE, &Key::NONE), 1))
+    }
+
     /// After a caller was admitted, and while another one asks.
     fn with_room_for(remaining: u64) -> WaitQueue {
-        let id = CounterName::new("", &RULE, &Key::NONE).id();
+        let id = queue_id();
         let ready_in = None;
         let answer =
             CounterAnswer { id, cost: 1, remaining, ready_in, is_held: false, is_banned: false, is_local: false };
@@ -336,7 +340,7 @@ mod tests {
     /// It grows beyond the whole only while nearly all of the limit remains.
     #[test]
     fn the_share_of_the_refill_grows_slowly_and_shrinks_by_a_fourth() {
-        let id = CounterName::new("", &RULE, &Key::NONE).id();
+        let id = queue_id();
         let (mut queue, mut now) = (WaitQueue::new(&RULE), Duration::ZERO);
         let refused = Some(RULE.period());
         let answers = [(8, None), (9, None), (0, refused), (0, refused), (0, None)];
@@ -362,8 +366,7 @@ mod tests {
 
     /// The times until the next probe, each asked when the one before is over.
     fn probes(is_shared: bool) -> Vec<Duration> {
-        let charge = Charge::new(RULE, CounterName::new("", &RULE, &Key::NONE), 1);
-        let id = charge.counter.id();
+        let id = queue_id();
         let ready_in = Some(RULE.period());
         let answer =
             CounterAnswer { id, cost: 1, remaining: 0, ready_in, is_held: false, is_banned: false, is_local: false };
