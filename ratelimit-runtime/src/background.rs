@@ -162,17 +162,14 @@ impl Drop for LeaveOnDrop {
 
 /// A future that its caller awaits. If it is dropped before its end, it is finished in the
 /// background.
-#[cfg(any(feature = "redis", feature = "client"))]
 pub(crate) struct FinishOnDrop<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
 
-#[cfg(any(feature = "redis", feature = "client"))]
 impl<F: Future<Output: Send> + Send + 'static> FinishOnDrop<F> {
     pub(crate) fn new(future: F) -> Self {
         Self(Some(Box::pin(future)))
     }
 }
 
-#[cfg(any(feature = "redis", feature = "client"))]
 impl<F: Future<Output: Send> + Send + 'static> Future for FinishOnDrop<F> {
     type Output = F::Output;
 
@@ -187,7 +184,6 @@ impl<F: Future<Output: Send> + Send + 'static> Future for FinishOnDrop<F> {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "client"))]
 impl<F: Future<Output: Send> + Send + 'static> Drop for FinishOnDrop<F> {
     fn drop(&mut self) {
         if let Some(future) = self.0.take() {
@@ -205,7 +201,6 @@ pub(crate) fn is_here() -> bool {
 
 #[cfg(all(test, not(model_check)))]
 mod tests {
-    #[cfg(any(feature = "redis", feature = "client"))]
     use std::{
         future::poll_fn,
         sync::{
@@ -233,7 +228,6 @@ mod tests {
         assert!(background.runtime(7, start).is_ok());
     }
 
-    #[cfg(any(feature = "redis", feature = "client"))]
     #[test]
     fn a_future_that_panics_is_not_polled_again() {
         let polls = Arc::new(AtomicUsize::new(0));

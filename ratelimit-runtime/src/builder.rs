@@ -278,7 +278,8 @@ impl Builder {
     /// 10,000.
     ///
     /// The next caller is refused, with [`Cause::Exceeded`](crate::Cause::Exceeded). A caller of several rules
-    /// counts only at the counters that it has to wait for.
+    /// counts only at the counters that it has to wait for. Calls with different counts for one counter wait apart, and
+    /// each of these queues has this size.
     ///
     /// Under [`OnStoreError::Wait`](crate::OnStoreError::Wait) as many calls of the limiter may also
     /// wait for its store.

@@ -1,7 +1,7 @@
 //! Prefetching: spends quota that was charged ahead, prefetches more in the background, and refunds
 //! the rest.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 
@@ -10,7 +10,8 @@ use super::{
     quota::{FollowUp, Prefetch, QuotaAnswer, SpendResult},
 };
 use crate::{
-    Rule, background,
+    Rule,
+    background::{self, FinishOnDrop},
     clock::after,
     counter::CounterId,
     deadline,
@@ -18,6 +19,9 @@ use crate::{
     observe,
     store::{Batch, Charge, Charges, Reply, Request, StoreError},
 };
+
+/// The longest wait, beyond the deadline, for an answer to a prefetch. What is charged later stays charged.
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 impl Guard {
     /// Refunds a cost that was spent from prefetched quota: to the quota, or else to the store.
@@ -240,15 +244,7 @@ impl PrefetchTask {
             }
             let sent_us = guard.clock.now_us();
             let charge = Charge::new(prefetch.rule, prefetch.counter.clone(), prefetch.cost);
-            let reply = self.guard.ask_upstream(Request::new(charge, true).into());
-            let batch = deadline::within(reply, after(guard.deadline), guard.deadline).await;
-            let result = match batch.map(Batch::into_first) {
-                Ok(Some(Request { outcome: Ok(fits), charges, .. })) => {
-                    charges.first().cloned().map(|charge| (charge, fits)).ok_or_else(StoreError::no_answer)
-                }
-                Ok(None) => Err(StoreError::no_answer()),
-                Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => Err(error),
-            };
+            let result = self.ask(charge).await;
             let follow_up = guard.batches.finish_prefetch(&prefetch, result, sent_us, guard.clock.now_us());
             self.is_done = follow_up.prefetch.is_none();
             match self.guard.follow(self.id, follow_up) {
@@ -257,6 +253,34 @@ impl PrefetchTask {
             }
         }
     }
+}
+
+impl PrefetchTask {
+    /// Asks the store for permits. Returns the charge, and whether it was made. Without an answer at the deadline, it
+    /// is refunded when a later answer says that it was made.
+    async fn ask(&self, charge: Charge) -> Result<(Charge, bool), StoreError> {
+        let (guard, id, deadline) = (self.guard.clone(), self.id, self.guard.0.deadline);
+        let (sender, mut answer) = oneshot::channel();
+        let asked = FinishOnDrop::new(async move {
+            let reply = guard.ask_upstream(Request::new(charge, true).into());
+            let result = deadline::within(reply, after(deadline.saturating_add(LONGEST_DELAY)), deadline).await;
+            if let Err(late) = sender.send(result.and_then(first_charge))
+                && let Ok((charge, true)) = late
+            {
+                guard.refund_for_others(id, guard.refund_upstream(charge.into()));
+            }
+        });
+        let _ = timeout(deadline, asked).await;
+        answer.close(); // what arrives now is refunded
+        answer.try_recv().unwrap_or_else(|_| Err(StoreError::late(deadline)))
+    }
+}
+
+/// The first charge of an answer, and whether it was made.
+fn first_charge(batch: Batch) -> Result<(Charge, bool), StoreError> {
+    let Request { charges, outcome, .. } = batch.into_first().ok_or_else(StoreError::no_answer)?;
+    let (charge, is_made) = (charges.first().cloned(), outcome?);
+    Ok((charge.ok_or_else(StoreError::no_answer)?, is_made))
 }
 
 impl Drop for PrefetchTask {

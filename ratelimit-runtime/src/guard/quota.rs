@@ -543,6 +543,7 @@ impl QuotaBatch {
     /// Spends quota for the waiting callers, in the order of arrival, and fails those for whom it does not
     /// suffice.
     fn fail(&mut self, error: &StoreError, now_us: u64, answers: &mut QuotaAnswers) {
+        self.factor = 1; // the next one may be lost, too
         for Waiting { cost, answer, .. } in mem::take(&mut self.waiting) {
             if answer.is_closed() {
                 continue;

@@ -235,7 +235,26 @@ async fn a_prefetch_without_a_reply_fails_all_its_callers() {
     }
     assert_eq!(store.calls(), 1);
     store.release();
+    sleep(50 * MS).await; // the late reply is there, and its charge is refunded
+    store.release();
     assert_eq!(ends(limiter.acquire(&rule, 1)).await.unwrap().remaining(), 999);
+}
+
+/// Nobody would spend them, and a prefetch may have thousands.
+#[tokio::test]
+async fn permits_that_arrive_after_the_deadline_are_refunded() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(150 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, key) = (builder.build().await.unwrap(), fresh_key());
+    limiter.acquire(&rule(1000, 100), key).await.unwrap();
+    eventually("a prefetch has arrived", async || charged(&server, key).await > 1).await;
+    proxy.set(Mode::Delay(300 * MS));
+    let other = fresh_key();
+    assert_eq!(limiter.acquire(&rule(1000, 100), other).await.unwrap_err().cause(), Cause::Unavailable);
+    eventually("the late prefetch is charged", async || charged(&server, other).await == 100).await;
+    proxy.set(Mode::Pass); // its reply arrives
+    eventually("it is refunded", async || charged(&server, other).await == 0).await;
 }
 
 #[tokio::test]
