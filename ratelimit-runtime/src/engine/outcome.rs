@@ -199,6 +199,17 @@ impl AcquireRequest {
         }
     }
 
+    /// Gives charges that were decided by the share of this process the rules of the call again: the caller waits for
+    /// these.
+    fn restore_rules(&self, charges: &mut Charges) {
+        let whole = self.charges().unwrap_or_default();
+        for charge in &mut **charges {
+            if let Some(whole) = whole.iter().find(|whole| whole.counter == charge.counter) {
+                (charge.rule, charge.cost) = (whole.rule, whole.cost);
+            }
+        }
+    }
+
     /// Turns charges that were made, or would fit, into a permit.
     fn resolve_admitted(&self, charges: Charges, consume: bool, origin: Origin, sent_at: Duration) -> Resolution {
         let admitted = charges.iter().filter(|_| consume).map(|charge| (charge.rule, charge.decision.remaining));
@@ -270,14 +281,20 @@ impl AcquireRequest {
             let shadowing = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
             shadowing.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
-        let (id, may_free_early) =
-            (QueueId::of(charge), charge.may_free_early() || matches!(origin, Origin::LocalFallback));
+        let (counter, may_free_early) =
+            (charge.counter.id(), charge.may_free_early() || matches!(origin, Origin::LocalFallback));
         let ready_in = charge.decision.retry_after().unwrap_or_default();
+        let mut charges = charges;
         let answer = match origin {
             Origin::Store => StoreAnswer::of(&charges, sent_at),
-            Origin::LocalFallback => StoreAnswer::of_local(&charges, sent_at),
+            Origin::LocalFallback => {
+                self.restore_rules(&mut charges);
+                StoreAnswer::of_local(&charges, sent_at)
+            }
         };
-        let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..answer };
+        let refusing = charges.iter().find(|charge| charge.counter.id() == counter);
+        let refusal = refusing.map(|charge| (QueueId::of(charge), refused.clone()));
+        let answer = StoreAnswer { refusal, ..answer };
         Ok(Resolution::Exceeded(Box::new(RetryableRefusal {
             refusal: refused,
             reason,

@@ -12,12 +12,12 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
 use ratelimit_runtime::{
-    Algorithm, CounterName, Decision, Limiter, ManualClock, Permit, Refill, RequestPerMinute, Rule,
+    Algorithm, CounterName, Decision, Limiter, ManualClock, OnStoreError, Permit, Refill, RequestPerMinute, Rule,
     limit_request_per_time,
 };
 use tokio::task::JoinSet;
 
-use crate::support::plain_store::on_plain_store;
+use crate::support::plain_store::{PlainStore, on_plain_store};
 use crate::support::{FIXED, LOG, Timed, ends, exceeded, in_memory, settle};
 
 const MS: Duration = Duration::from_millis(1);
@@ -682,4 +682,31 @@ async fn a_waiting_call_with_a_smaller_count_keeps_no_place_from_one_with_a_larg
     drop(held);
     settle().await;
     assert_eq!(callers.served(), 2);
+}
+
+/// The share of a process is another limit than that of the rule.
+#[tokio::test]
+async fn while_the_store_is_away_one_of_several_waiting_callers_asks_for_the_share_of_the_process() {
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let builder = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Local);
+    let limiter = builder.instances(2).over(store.clone()).unwrap();
+    let rule = Rule::new("share", 2, HOUR);
+    store.fail(Some(StoreError::unavailable("away")));
+    limiter.acquire(&rule, 1).await.unwrap();
+    let mut callers = Callers::new();
+    for _ in 0..3 {
+        callers.add(&limiter, rule, 1, 2 * HOUR).await;
+    }
+    let before = store.calls();
+    for _ in 0..100 {
+        clock.advance(100 * MS);
+        settle().await;
+    }
+    let asked = store.calls() - before;
+    assert!(asked <= 11, "asked {asked} times in ten seconds, and not each second");
+    assert_eq!(callers.served(), 0);
+    clock.advance(HOUR);
+    settle().await;
+    assert_eq!(callers.served(), 1);
 }
