@@ -14,14 +14,11 @@ use std::{
     future::{Future, pending},
     io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::Pin,
     process,
     sync::{Mutex, PoisonError},
-    thread,
-};
-#[cfg(any(feature = "redis", feature = "client"))]
-use std::{
-    pin::Pin,
     task::{Context, Poll},
+    thread,
 };
 
 use tokio::{

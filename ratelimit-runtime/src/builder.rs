@@ -274,12 +274,11 @@ impl Builder {
         self
     }
 
-    /// The largest number of callers that may wait for one counter in this process. The default is
+    /// The largest number of callers that may wait for one counter with one count, in this process. The default is
     /// 10,000.
     ///
     /// The next caller is refused, with [`Cause::Exceeded`](crate::Cause::Exceeded). A caller of several rules
-    /// counts only at the counters that it has to wait for. Calls with different counts for one counter wait apart, and
-    /// each of these queues has this size.
+    /// counts only at the counters that it has to wait for.
     ///
     /// Under [`OnStoreError::Wait`](crate::OnStoreError::Wait) as many calls of the limiter may also
     /// wait for its store.

@@ -133,7 +133,7 @@ impl Limiter {
 
     /// Charges a cost of 1, and waits for up to `longest` if the limit is reached.
     ///
-    /// Waiting callers of one counter are served in the order of their arrival, within this
+    /// Waiting callers of one counter, with one count, are served in the order of their arrival, within this
     /// process. Calls that do not wait are not delayed by them.
     ///
     /// The call is refused at once

@@ -71,8 +71,8 @@ impl AcquireRequest {
             Err(refused) => return Ok(Err(refused)),
         };
         if let Some(ticket) = &mut self.wait_ticket {
-            if let Some(counter) = self.engine.queues().waited_for(&charges, ticket.id) {
-                return Err(Box::pin(self.wait(charges, Some(counter), None)));
+            if let Some(queue) = self.engine.queues().waited_for(&charges, ticket.id) {
+                return Err(Box::pin(self.wait(charges, Some(queue), None)));
             }
             ticket.changes = self.engine.queues().changes(&charges);
         }
@@ -147,8 +147,8 @@ impl AcquireRequest {
         match (resolution, self.wait_ticket) {
             (Resolution::Exceeded(exceeded), Some(_)) if self.waits_for(exceeded.reason) => {
                 let RetryableRefusal { charges, answer, .. } = *exceeded;
-                let counter = answer.refusal.as_ref().map(|(counter, _)| *counter);
-                Err(Box::pin(self.wait(charges, counter, Some(answer))))
+                let queue = answer.refusal.as_ref().map(|(queue, _)| *queue);
+                Err(Box::pin(self.wait(charges, queue, Some(answer))))
             }
             (Resolution::Admitted(permit, Some(run_at)), _) => {
                 Err(Box::pin(self.wait_for_slot(run_at, RefundOnDrop::new(permit))))

@@ -2,6 +2,7 @@
 
 use std::{
     future::{Future, pending},
+    mem,
     pin::pin,
     time::Duration,
 };
@@ -103,10 +104,12 @@ impl AcquireRequest {
         let Some(WaitTicket { id, changes, .. }) = self.wait_ticket else {
             return Ok(Permit::free(uncounted_decision(&charges)));
         };
+        let mut has_waited = false;
         loop {
             let (answer, mut sleeps_until) = (refused.take(), None);
             charges.iter_mut().for_each(|charge| self.limit_wait(charge));
-            let mut position = match engine.queues().join(id, &charges, answer.as_ref().map(|known| (known, changes))) {
+            let (known, is_back) = (answer.as_ref().map(|known| (known, changes)), mem::replace(&mut has_waited, true));
+            let mut position = match engine.queues().join(id, &charges, known, is_back) {
                 Ok(position) => position,
                 Err(refusal) => return Err(self.final_refusal(refusal).await),
             };
@@ -194,14 +197,23 @@ impl AcquireRequest {
                 }
             };
             drop(position);
-            let Some(at) = sleeps_until else { continue };
-            tokio::select! {
-                biased;
-                () = engine.outage_waiters().closed() => return Err(self.final_refusal(None).await),
-                () = rules_changed(&mut self.rule_changes) => {}
-                () = engine.settings().clock.sleep_until(at) => {}
+            if let Some(at) = sleeps_until
+                && !self.pause_until(at).await
+            {
+                return Err(self.final_refusal(None).await);
             }
         }
+    }
+
+    /// Waits until this time, or until the rules change. Returns false if the limiter was closed.
+    async fn pause_until(&mut self, at: Duration) -> bool {
+        tokio::select! {
+            biased;
+            () = self.engine.outage_waiters().closed() => return false,
+            () = rules_changed(&mut self.rule_changes) => {}
+            () = self.engine.settings().clock.sleep_until(at) => {}
+        }
+        true
     }
 
     /// Adds the time for which callers ahead have waited for the store to the time of this call. Returns the

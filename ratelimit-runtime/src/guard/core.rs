@@ -183,10 +183,12 @@ impl Guard {
             // Denials of synchronous stores are not cached: asking again costs nothing.
             Reply::Ready(batch) => Reply::Ready(insert_refused(batch, refused)),
             Reply::Pending(reply) => {
-                let guard = Arc::clone(guard);
+                let guard = Arc::downgrade(guard); // its drop refunds: it does not wait for a late reply
                 Reply::Pending(Box::pin(async move {
                     let batch = reply.await;
-                    guard.update_denials(&batch, &tags);
+                    if let Some(guard) = guard.upgrade() {
+                        guard.update_denials(&batch, &tags);
+                    }
                     insert_refused(batch, refused)
                 }))
             }

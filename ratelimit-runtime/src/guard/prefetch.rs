@@ -1,9 +1,16 @@
 //! Prefetching: spends quota that was charged ahead, prefetches more in the background, and refunds
 //! the rest.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{
     core::{Guard, GuardInner},
@@ -22,6 +29,8 @@ use crate::{
 
 /// The longest wait, beyond the deadline, for an answer to a prefetch. What is charged later stays charged.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// The pause before the second attempt to refund it. It doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 impl Guard {
     /// Refunds a cost that was spent from prefetched quota: to the quota, or else to the store.
@@ -259,20 +268,34 @@ impl PrefetchTask {
     /// Asks the store for permits. Returns the charge, and whether it was made. Without an answer at the deadline, it
     /// is refunded when a later answer says that it was made.
     async fn ask(&self, charge: Charge) -> Result<(Charge, bool), StoreError> {
-        let (guard, id, deadline) = (self.guard.clone(), self.id, self.guard.0.deadline);
+        let (guard, id, deadline) = (Arc::downgrade(&self.guard.0), self.id, self.guard.0.deadline);
+        let reply = self.guard.ask_upstream(Request::new(charge, true).into());
         let (sender, mut answer) = oneshot::channel();
         let asked = FinishOnDrop::new(async move {
-            let reply = guard.ask_upstream(Request::new(charge, true).into());
             let result = deadline::within(reply, after(deadline.saturating_add(LONGEST_DELAY)), deadline).await;
-            if let Err(late) = sender.send(result.and_then(first_charge))
-                && let Ok((charge, true)) = late
-            {
-                guard.refund_for_others(id, guard.refund_upstream(charge.into()));
+            if let Err(Ok((charge, true))) = sender.send(result.and_then(first_charge)) {
+                refund_late(guard, id, charge, deadline).await;
             }
         });
         let _ = timeout(deadline, asked).await;
         answer.close(); // what arrives now is refunded
         answer.try_recv().unwrap_or_else(|_| Err(StoreError::late(deadline)))
+    }
+}
+
+/// Refunds what a late reply says was charged. Others may then ask again. The server may be known to be away until it
+/// has answered a probe, so this tries again while nothing was sent.
+async fn refund_late(guard: Weak<GuardInner>, id: CounterId, charge: Charge, deadline: Duration) {
+    let (end, mut pause) = (after(LONGEST_DELAY), FIRST_PAUSE);
+    while let Some(guard) = guard.upgrade().map(Guard) {
+        let (refunds, refund) = (guard.refunds().clone(), guard.refund_upstream(charge.clone().into()));
+        drop(guard);
+        match deadline::answer(refund, deadline).await {
+            Err(error) if error.has_no_effect() && Instant::now() < end => {}
+            _ => return refunds.refunded(id, false),
+        }
+        sleep(pause).await;
+        pause *= 2;
     }
 }
 

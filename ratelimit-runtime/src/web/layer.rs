@@ -120,7 +120,7 @@ impl RateLimitLayer {
     /// Lets a request wait for up to `longest` if a limit is reached, for room or for a place,
     /// instead of refusing it.
     ///
-    /// Requests of one counter are served in the order of their arrival, within this process. The
+    /// Requests of one counter, with one count, are served in the order of their arrival, within this process. The
     /// wait, the refusals and the effect of a client that disconnects are those of
     /// [`Limiter::acquire_within`]. At most [`Builder::max_waiting`](crate::Builder::max_waiting)
     /// requests wait for each counter, so with a limit by key as many for each key; each keeps its

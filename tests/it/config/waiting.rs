@@ -180,3 +180,28 @@ async fn a_removed_setting_no_longer_applies_to_waiting_callers() {
     let permit = crate::support::ends(waiting).await.unwrap().unwrap();
     assert_eq!(permit.limit(), 3);
 }
+
+/// It has waited before, in the queue of its own count.
+#[tokio::test]
+async fn a_waiting_caller_whose_count_changes_finds_no_queue_full() {
+    let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.other]\ncount = 1").unwrap());
+    let builder = Limiter::builder("memory://").clock(clock.clone()).max_waiting(1);
+    let limiter = builder.rules(rules.clone()).build().await.unwrap();
+    let of_count = |count| Rule::new("item", count, MINUTE);
+    limiter.acquire_n(&of_count(2), 1, 2).await.unwrap();
+    let mut waiting = Vec::new();
+    for count in [1, 2] {
+        waiting.push(tokio::spawn(limiter.acquire_within(&of_count(count), 1, 10 * MINUTE)));
+        crate::support::settle().await;
+    }
+    rules.replace("[rules.item]\ncount = 1").unwrap();
+    for served in [0, 1, 2] {
+        crate::support::settle().await;
+        let finished = waiting.iter().filter(|waiting| waiting.is_finished()).count();
+        assert_eq!(finished, served);
+        clock.advance(MINUTE);
+    }
+    for waiting in waiting {
+        waiting.await.unwrap().unwrap();
+    }
+}

@@ -706,7 +706,10 @@ async fn while_the_store_is_away_one_of_several_waiting_callers_asks_for_the_sha
     let asked = store.calls() - before;
     assert!(asked <= 11, "asked {asked} times in ten seconds, and not each second");
     assert_eq!(callers.served(), 0);
+    let newcomer = limiter.clone();
+    let newcomer = tokio::spawn(async move { newcomer.acquire_within(&rule, 1, HOUR + SECOND).await.is_ok() });
     clock.advance(HOUR);
     settle().await;
     assert_eq!(callers.served(), 1);
+    assert!(!newcomer.is_finished() || !newcomer.await.unwrap(), "it came last");
 }

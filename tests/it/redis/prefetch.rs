@@ -250,11 +250,18 @@ async fn permits_that_arrive_after_the_deadline_are_refunded() {
     limiter.acquire(&rule(1000, 100), key).await.unwrap();
     eventually("a prefetch has arrived", async || charged(&server, key).await > 1).await;
     proxy.set(Mode::Delay(300 * MS));
-    let other = fresh_key();
-    assert_eq!(limiter.acquire(&rule(1000, 100), other).await.unwrap_err().cause(), Cause::Unavailable);
-    eventually("the late prefetch is charged", async || charged(&server, other).await == 100).await;
-    proxy.set(Mode::Pass); // its reply arrives
-    eventually("it is refunded", async || charged(&server, other).await == 0).await;
+    let others = [fresh_key(), fresh_key(), fresh_key()];
+    let calls: JoinSet<_> = others.into_iter().map(|other| limiter.acquire(&rule(1000, 100), other)).collect();
+    for refused in calls.join_all().await {
+        assert_eq!(refused.unwrap_err().cause(), Cause::Unavailable);
+    }
+    for other in others {
+        eventually("each late prefetch is charged", async || charged(&server, other).await == 100).await;
+    }
+    proxy.set(Mode::Pass); // their replies arrive
+    for other in others {
+        eventually("each is refunded", async || charged(&server, other).await == 0).await;
+    }
 }
 
 #[tokio::test]

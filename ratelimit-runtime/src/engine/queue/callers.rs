@@ -63,7 +63,7 @@ impl<'a> SimulatedCaller<'a> {
 
     fn join(&mut self, refused: Option<&StoreAnswer>) {
         let refused = refused.map(|answer| (answer, self.changes_before));
-        self.position = self.world.queues.join(self.ticket, &self.charges, refused).ok();
+        self.position = self.world.queues.join(self.ticket, &self.charges, refused, false).ok();
         assert!(self.position.is_some(), "there is space in the queue");
     }
 

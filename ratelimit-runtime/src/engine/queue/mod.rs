@@ -1,7 +1,7 @@
 //! Queues of callers who wait for counters.
 //!
-//! A caller stands in the queue of each of its counters. Callers of one counter with different limits stand in different
-//! queues, as there may be room for one and not for the other. Callers ask the store in the order of
+//! A caller stands in the queue of each of its counters. Callers of one counter with different limits stand in
+//! different queues, as there may be room for one and not for the other. Callers ask the store in the order of
 //! arrival, as many at a time as the counter has *room* for. Room is what the latest answer left,
 //! plus what refills until the request arrives, less the cost of callers who are asking now.
 //!
@@ -149,12 +149,14 @@ impl WaitQueues {
     ///
     /// `answer`: the refusal that the caller has received, and [`WaitQueues::changes`] from before
     /// its request. Fails if the limiter is closed, if a queue is full, or if the caller's turn would come
-    /// after its longest wait. The error has the latest refusal, and the time of that turn.
+    /// after its longest wait. The error has the latest refusal, and the time of that turn. One that `has_waited`
+    /// before finds no queue full: its rule has changed.
     pub(crate) fn join(
         &self,
         ticket: u64,
         charges: &[Charge],
         answer: Option<(&StoreAnswer, u64)>,
+        has_waited: bool,
     ) -> Result<QueuePosition<'_>, Option<(RequestPerMinute, Duration)>> {
         let (now, mut wakes) = (self.clock.now(), Wakes::new());
         let mut state = self.lock();
@@ -163,13 +165,17 @@ impl WaitQueues {
         let mut is_full = false;
         for charge in counted(charges) {
             let (id, cost, most) = (QueueId::of(charge), charge.least(), charge.cost);
-            let queue = state.queues.entry(id).or_insert_with(|| WaitQueue::new(&charge.rule));
-            queue.rule = charge.rule;
-            if charge.settles {
-                queue.expect_settlements(now, self.is_shared);
+            state.queues.entry(id).or_insert_with(|| WaitQueue::new(&charge.rule)).rule = charge.rule;
+            // A settlement makes room for callers of all limits.
+            let of_counter = || QueueId::all_of(id.counter);
+            if charge.settles || state.queues.range(of_counter()).any(|(_, queue)| queue.settles) {
+                let queues = state.queues.range_mut(of_counter());
+                queues.for_each(|(_, queue)| queue.expect_settlements(now, self.is_shared));
             }
+            let queue = &state.queues[&id];
             let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
-            is_full |= self.capacity == 0 || !is_first && queue.waiting.len() >= self.capacity;
+            let has_space = is_first || has_waited || queue.waiting.len() < self.capacity;
+            is_full |= self.capacity == 0 || !has_space;
             let is_last = queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket);
             let joined_before = if is_last { queue.joined } else { queue.departed };
             counters.push(WaitingFor {

@@ -33,7 +33,7 @@ fn answer(key: u64, remaining: u64) -> StoreAnswer {
 
 fn join<'a>(queues: &'a WaitQueues, ticket: u64, refused: Option<&StoreAnswer>) -> QueuePosition<'a> {
     let refused = refused.map(|answer| (answer, queues.changes(&[charge(1)])));
-    queues.join(ticket, &[charge(1)], refused).unwrap_or_else(|_| panic!("there is space in the queue"))
+    queues.join(ticket, &[charge(1)], refused, false).unwrap_or_else(|_| panic!("there is space in the queue"))
 }
 
 /// The turn of a caller who has looked once and sleeps.
@@ -97,7 +97,7 @@ fn a_refund_is_not_missed() {
         let changes = queues.changes(&[charge(1)]);
         thread::scope(|threads| {
             threads.spawn(|| queues.changed(&charge(1).counter));
-            let position = queues.join(1, &[charge(1)], Some((&answer(1, 0), changes)));
+            let position = queues.join(1, &[charge(1)], Some((&answer(1, 0), changes)), false);
             let position = position.unwrap_or_else(|_| panic!("there is space in the queue"));
             assert_eq!(block_on(position.turn()), Turn::Ask { early: true });
         });
@@ -133,7 +133,7 @@ fn a_waiting_caller_is_seen_while_others_come_and_go() {
     many_orders(|| {
         let queues = queues();
         thread::scope(|threads| {
-            threads.spawn(|| drop(queues.join(0, &[charge(2)], None)));
+            threads.spawn(|| drop(queues.join(0, &[charge(2)], None, false)));
             let position = join(&queues, 1, Some(&answer(1, 0)));
             assert!(queues.waited_for(&[charge(1)], 2).is_some());
             assert!(queues.waited_for(&[charge(3)], 0).is_none());
@@ -152,6 +152,6 @@ fn a_closed_limiter_keeps_no_caller_waiting() {
             threads.spawn(|| queues.close());
             assert_eq!(block_on(position.turn()), Turn::Closed);
         });
-        assert!(queues.join(1, &[charge(1)], None).is_err());
+        assert!(queues.join(1, &[charge(1)], None, false).is_err());
     });
 }

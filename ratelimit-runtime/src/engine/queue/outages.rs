@@ -25,7 +25,7 @@ fn ask(world: &World, charges: &[Charge]) -> StoreAnswer {
 
 /// Joins with a longest wait of a minute for the store.
 fn join<'a>(world: &'a World, charges: &[Charge]) -> QueuePosition<'a> {
-    let mut position = world.queues.join(world.queues.ticket(), charges, None).expect("there is space");
+    let mut position = world.queues.join(world.queues.ticket(), charges, None, false).expect("there is space");
     position.longest_outage = Some(MINUTE);
     position
 }

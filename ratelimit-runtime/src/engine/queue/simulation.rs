@@ -73,7 +73,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
             task.ticket = queues.ticket();
             task.changes = queues.changes(&[charge()]);
             if queues.waited_for(&[charge()], task.ticket).is_some() {
-                task.position = queues.join(task.ticket, &[charge()], None).ok();
+                task.position = queues.join(task.ticket, &[charge()], None, false).ok();
             } else {
                 task.sent_at = now;
                 events.push(Reverse((link.arrival(now), Event::Arrives, number)));
@@ -123,7 +123,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
                 position.refused(&answer);
             } else {
                 let charge = [charge()];
-                task.position = queues.join(task.ticket, &charge, Some((&answer, task.changes))).ok();
+                task.position = queues.join(task.ticket, &charge, Some((&answer, task.changes)), false).ok();
             }
         }
     }
@@ -174,7 +174,7 @@ fn the_largest_costs_of_many_callers_add_up() {
     let queues = WaitQueues::new(10_000, clock.into(), false);
     let rule = Rule::new("large", 1 << 52, Duration::from_secs(1)).with_algorithm(Algorithm::Concurrent);
     let charges = [Charge::new(rule, CounterName::new("", &rule, &Key::NONE), 1 << 52)];
-    let join = |_| queues.join(queues.ticket(), &charges, None).ok();
+    let join = |_| queues.join(queues.ticket(), &charges, None, false).ok();
     let positions: Vec<_> = (0..5_000).filter_map(join).collect();
     assert_eq!(positions.len(), 5_000);
     drop(positions);
@@ -206,7 +206,7 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     let answer = StoreAnswer::of(&charges, clock.now());
     let join = |_| {
         let ticket = queues.ticket();
-        let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))));
+        let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))), false);
         assert_eq!((standing(), queues.waited_for(&charges[1..], queues.ticket())), (0, None));
         position.unwrap_or_else(|_| panic!("there is space in the queue"))
     };
@@ -239,7 +239,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     };
     let join = |charges: &[Charge]| {
         let answer = StoreAnswer::of(charges, clock.now());
-        queues.join(queues.ticket(), charges, Some((&answer, queues.changes(charges)))).ok()
+        queues.join(queues.ticket(), charges, Some((&answer, queues.changes(charges))), false).ok()
     };
     let user_joins = |user| {
         let mut of_own = charge_of(&own, user, 1);
@@ -269,7 +269,7 @@ fn callers_behind_others_have_no_timer() {
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let charges = of_user_and_all(0);
     let answer = StoreAnswer::of(&charges, clock.now());
-    let join = |_| queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges)))).ok();
+    let join = |_| queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges))), false).ok();
     let positions: Vec<_> = (0..1_000).filter_map(join).collect();
     for _ in 0..10 {
         let timers = queues.lock().callers.values().filter(|caller| caller.wake_at.is_some()).count();
@@ -291,7 +291,7 @@ fn a_change_during_the_first_request_of_a_caller_is_not_missed() {
         queues.changed(&charge.counter);
     }
     let position =
-        queues.join(queues.ticket(), &charges, Some((&answer, before))).expect("there is space in the queue");
+        queues.join(queues.ticket(), &charges, Some((&answer, before)), false).expect("there is space in the queue");
     assert_eq!(position.look(), Ok(Turn::Ask { early: true }));
 }
 
@@ -303,7 +303,7 @@ fn a_probe_during_the_request_of_another_caller_is_not_missed() {
     let charges = of_user_and_all(0);
     let answer = StoreAnswer::of(&charges, clock.now());
     let [asks, waits] = [Some((&answer, queues.changes(&charges))), None]
-        .map(|answer| queues.join(queues.ticket(), &charges, answer).expect("there is space in the queue"));
+        .map(|answer| queues.join(queues.ticket(), &charges, answer, false).expect("there is space in the queue"));
     clock.advance(HOUR);
     assert_eq!(asks.look(), Ok(Turn::Ask { early: false }));
     waits.probe();
@@ -323,7 +323,7 @@ fn each_waiting_caller_knows_the_refusal_and_the_time_of_its_own_turn() {
     let mut answer = StoreAnswer::of(&charges, clock.now());
     answer.refusal = Some((QueueId::of(&charges[0]), refusal.clone()));
     let [first, second] = [Some((&answer, queues.changes(&charges))), None]
-        .map(|answer| queues.join(queues.ticket(), &charges, answer).expect("there is space in the queue"));
+        .map(|answer| queues.join(queues.ticket(), &charges, answer, false).expect("there is space in the queue"));
     assert_eq!(first.refusal(), Some((refusal.clone(), clock.now() + HOUR)));
     assert_eq!(second.refusal(), Some((refusal, clock.now() + 2 * HOUR)));
 }
@@ -342,8 +342,8 @@ fn a_caller_who_leaves_lets_the_next_one_ask_if_that_one_needs_less() {
         refused.decision = Decision::new(10, 0, SECOND, Some(SECOND));
         let (refused, next) = ([refused], [charge_of(&rule, 1, cost)]);
         let answer = (&StoreAnswer::of(&refused, clock.now()), queues.changes(&refused));
-        let first = queues.join(queues.ticket(), &refused, Some(answer)).expect("there is space in the queue");
-        let second = queues.join(queues.ticket(), &next, None).expect("there is space in the queue");
+        let first = queues.join(queues.ticket(), &refused, Some(answer), false).expect("there is space in the queue");
+        let second = queues.join(queues.ticket(), &next, None, false).expect("there is space in the queue");
         drop(first);
         assert_eq!(second.look(), turn);
     }
@@ -355,10 +355,11 @@ fn a_caller_of_two_counters_waits_for_the_answer_of_the_caller_ahead() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let [user, all] = of_user_and_all(0);
-    let ahead = queues.join(queues.ticket(), std::slice::from_ref(&all), None).expect("there is space in the queue");
+    let ahead =
+        queues.join(queues.ticket(), std::slice::from_ref(&all), None, false).expect("there is space in the queue");
     assert_eq!(ahead.look(), Ok(Turn::Ask { early: false }));
     let charges = [Charge { longest_wait: HOUR, ..all }, Charge { longest_wait: 9 * HOUR, ..user }];
-    let behind = queues.join(queues.ticket(), &charges, None).expect("there is space in the queue");
+    let behind = queues.join(queues.ticket(), &charges, None, false).expect("there is space in the queue");
     clock.advance(HOUR);
     assert_eq!(behind.look(), Err(Some(clock.now() + LOOK_AGAIN)));
 }
@@ -379,7 +380,7 @@ fn a_refusal_of_a_later_caller_who_needs_more_does_not_delay_the_first() {
     let [first, second] = [(1, SECOND), (9, HOUR)].map(|(cost, wait)| {
         let charges = refused_with(&rule, cost, wait);
         let answer = (&StoreAnswer::of(&charges, clock.now()), queues.changes(&charges));
-        queues.join(queues.ticket(), &charges, Some(answer)).expect("there is space in the queue")
+        queues.join(queues.ticket(), &charges, Some(answer), false).expect("there is space in the queue")
     });
     clock.advance(SECOND);
     assert!(first.look().is_ok(), "its own wait is over: {:?}", first.look());
@@ -410,8 +411,9 @@ fn a_caller_is_not_refused_at_once_for_the_wait_of_a_larger_cost() {
     let of_small = answer_at(&small, clock.now());
     clock.advance(Duration::from_millis(1));
     let of_large = answer_at(&large, clock.now());
-    let _large = queues.join(large_ticket, &large, Some((&of_large, queues.changes(&large)))).expect("there is space");
-    assert!(queues.join(small_ticket, &small, Some((&of_small, queues.changes(&small)))).is_ok());
+    let _large =
+        queues.join(large_ticket, &large, Some((&of_large, queues.changes(&large))), false).expect("there is space");
+    assert!(queues.join(small_ticket, &small, Some((&of_small, queues.changes(&small))), false).is_ok());
 }
 
 /// In a fixed window a smaller cost waits as long. The larger one is of two counters, so it is not in line.
@@ -429,11 +431,12 @@ fn a_caller_of_a_full_window_is_refused_at_once_behind_a_larger_cost() {
         QueueId::of(&large[0]),
         RequestPerMinute::exceeded(&all, 9, large[0].decision.remaining, large[0].decision.retry_after_ms),
     ));
-    let _large = queues.join(queues.ticket(), &large, Some((&answer, queues.changes(&large)))).expect("there is space");
+    let _large =
+        queues.join(queues.ticket(), &large, Some((&answer, queues.changes(&large))), false).expect("there is space");
     let small = [Charge { longest_wait: 30 * SECOND, ..charge_of(&all, 1, 1) }];
     let ticket = queues.ticket();
     assert!(queues.waited_for(&small, ticket).is_some());
-    assert!(queues.join(ticket, &small, None).is_err(), "the window is full for an hour");
+    assert!(queues.join(ticket, &small, None, false).is_err(), "the window is full for an hour");
 }
 
 /// Each takes up to 5,000 ms, or all that is left: the next one takes the 4,000.
@@ -450,7 +453,7 @@ fn a_caller_who_may_take_all_that_is_left_asks_alone() {
     };
     let charges = timed(0, Some(SECOND));
     let refused = StoreAnswer::of(&charges, clock.now());
-    let join = |_| queues.join(queues.ticket(), &charges, Some((&refused, queues.changes(&charges)))).ok();
+    let join = |_| queues.join(queues.ticket(), &charges, Some((&refused, queues.changes(&charges))), false).ok();
     let mut callers: Vec<_> = (0..100).filter_map(join).collect();
     clock.advance(SECOND);
     let first = callers.remove(0);
@@ -458,4 +461,20 @@ fn a_caller_who_may_take_all_that_is_left_asks_alone() {
     first.admitted(&StoreAnswer::of(&timed(4_000, None), clock.now()));
     let asking = callers.iter().filter(|caller| caller.look().is_ok()).count();
     assert_eq!((callers.len(), asking), (99, 1));
+}
+
+/// Its caller has another count than the one that learns of it.
+#[test]
+fn a_cost_that_settles_may_make_room_for_callers_with_any_count() {
+    let rules = [10, 20].map(|count| Rule::new("item", count, HOUR).with_algorithm(Algorithm::SlidingLog));
+    for settling in [0, 1] {
+        let queues = WaitQueues::new(10_000, ManualClock::new().into(), true);
+        let charges: Vec<_> = (rules.iter().enumerate())
+            .map(|(at, rule)| [Charge { settles: at == settling, ..charge_of(rule, 1, 1) }])
+            .collect();
+        let join = |charges: &[Charge; 1]| queues.join(queues.ticket(), charges, None, false).ok();
+        let _callers: Vec<_> = charges.iter().map(join).collect();
+        let settles: Vec<_> = queues.lock().queues.values().map(|queue| queue.settles).collect();
+        assert_eq!(settles, [true, true], "{settling}");
+    }
 }

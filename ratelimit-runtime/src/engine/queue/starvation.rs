@@ -32,7 +32,7 @@ fn join<'a>(
     answer: Option<&StoreAnswer>,
 ) -> QueuePosition<'a> {
     let refused = answer.map(|answer| (answer, queues.changes(charges)));
-    queues.join(ticket, charges, refused).unwrap_or_else(|_| panic!("there is space in the queue"))
+    queues.join(ticket, charges, refused, false).unwrap_or_else(|_| panic!("there is space in the queue"))
 }
 
 /// F, X0 and X charge `own`, which is used up for an hour, and `all`. Y charges `all` alone. F and

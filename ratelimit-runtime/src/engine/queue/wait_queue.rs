@@ -1,4 +1,4 @@
-//! The queue of one counter, and the counter's state as known from answers.
+//! The queue of one counter and one limit, and the counter's state as known from answers.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,7 +27,7 @@ const PROBE_OTHERS: Duration = Duration::from_secs(1);
 /// this, the store would be asked in an endless loop.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// The callers of one counter, and the counter's state as known from answers.
+/// The callers of one counter with one limit, and the counter's state as known from answers.
 pub(super) struct WaitQueue {
     pub(super) rule: Rule,
     /// Costs by ticket, in the order of arrival. Without callers who are asking or parked.
@@ -54,7 +54,7 @@ pub(super) struct WaitQueue {
     /// See [`Charge::may_free_early`](crate::store::Charge::may_free_early).
     pub(super) may_free_early: bool,
     /// A charge of some caller [settles](crate::store::Charge::settles), so others may do so, too.
-    settles: bool,
+    pub(super) settles: bool,
     /// The time of the first refusal since the latest cost that fitted.
     refused_since: Option<Duration>,
     /// The share of the refill that this process gets, in 1/256. It decreases after a refusal, and
