@@ -15,6 +15,7 @@ use tokio::{
 use super::{
     core::{Guard, GuardInner},
     quota::{FollowUp, Prefetch, QuotaAnswer, SpendResult},
+    upstream::LONGEST_DELAY,
 };
 use crate::{
     Rule,
@@ -27,9 +28,7 @@ use crate::{
     store::{Batch, Charge, Charges, Reply, Request, StoreError},
 };
 
-/// The longest wait, beyond the deadline, for an answer to a prefetch. What is charged later stays charged.
-const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// The pause before the second attempt to refund it. It doubles each time.
+/// The pause before the second attempt to refund a late prefetch. It doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 impl Guard {
@@ -268,13 +267,16 @@ impl PrefetchTask {
     /// Asks the store for permits. Returns the charge, and whether it was made. Without an answer at the deadline, it
     /// is refunded when a later answer says that it was made.
     async fn ask(&self, charge: Charge) -> Result<(Charge, bool), StoreError> {
-        let (guard, id, deadline) = (Arc::downgrade(&self.guard.0), self.id, self.guard.0.deadline);
+        let (guard, id, deadline) = (&self.guard.0, self.id, self.guard.0.deadline);
+        let end = after(deadline.saturating_add(guard.store.longest_delay()));
         let reply = self.guard.ask_upstream(Request::new(charge, true).into());
         let (sender, mut answer) = oneshot::channel();
+        guard.batches.count_task(true); // this task still counts, so `close` has not returned
+        let in_flight = PrefetchInFlight(Arc::downgrade(guard));
         let asked = FinishOnDrop::new(async move {
-            let result = deadline::within(reply, after(deadline.saturating_add(LONGEST_DELAY)), deadline).await;
+            let result = deadline::within(reply, end, deadline).await;
             if let Err(Ok((charge, true))) = sender.send(result.and_then(first_charge)) {
-                refund_late(guard, id, charge, deadline).await;
+                in_flight.refund(id, charge, deadline).await;
             }
         });
         let _ = timeout(deadline, asked).await;
@@ -283,19 +285,33 @@ impl PrefetchTask {
     }
 }
 
-/// Refunds what a late reply says was charged. Others may then ask again. The server may be known to be away until it
-/// has answered a probe, so this tries again while nothing was sent.
-async fn refund_late(guard: Weak<GuardInner>, id: CounterId, charge: Charge, deadline: Duration) {
-    let (end, mut pause) = (after(LONGEST_DELAY), FIRST_PAUSE);
-    while let Some(guard) = guard.upgrade().map(Guard) {
-        let (refunds, refund) = (guard.refunds().clone(), guard.refund_upstream(charge.clone().into()));
-        drop(guard);
-        match deadline::answer(refund, deadline).await {
-            Err(error) if error.has_no_effect() && Instant::now() < end => {}
-            _ => return refunds.refunded(id, false),
+/// A request for a prefetch, which [`Guard::close`] waits for. It does not keep the guard, whose drop refunds what is
+/// left.
+struct PrefetchInFlight(Weak<GuardInner>);
+
+impl PrefetchInFlight {
+    /// Refunds what a late reply says was charged. Others may then ask again. The server may be known to be away until
+    /// it has answered a probe, so this tries again while nothing was sent.
+    async fn refund(&self, id: CounterId, charge: Charge, deadline: Duration) {
+        let (end, mut pause) = (after(LONGEST_DELAY), FIRST_PAUSE);
+        while let Some(guard) = self.0.upgrade().map(Guard) {
+            let (refunds, refund) = (guard.refunds().clone(), guard.refund_upstream(charge.clone().into()));
+            drop(guard);
+            match deadline::answer(refund, deadline).await {
+                Err(error) if error.has_no_effect() && Instant::now() < end => {}
+                _ => return refunds.refunded(id, false),
+            }
+            sleep(pause).await;
+            pause *= 2;
         }
-        sleep(pause).await;
-        pause *= 2;
+    }
+}
+
+impl Drop for PrefetchInFlight {
+    fn drop(&mut self) {
+        if let Some(guard) = self.0.upgrade() {
+            guard.task_ended();
+        }
     }
 }
 
@@ -312,13 +328,17 @@ impl Drop for PrefetchTask {
         if !self.is_done {
             guard.batches.abort_prefetch(self.id);
         }
-        if guard.batches.task_ended() {
-            guard.prefetches_done.notify_waiters();
-        }
+        guard.task_ended();
     }
 }
 
 impl GuardInner {
+    fn task_ended(&self) {
+        if self.batches.task_ended() {
+            self.prefetches_done.notify_waiters();
+        }
+    }
+
     /// The unspent quota, in lists that are each refunded in one call to the store.
     fn unspent(&self) -> Vec<Charges> {
         const MAX_CHARGES: usize = 256;

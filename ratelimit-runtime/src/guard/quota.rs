@@ -33,7 +33,7 @@ mod tests;
 #[derive(Debug)]
 pub(super) struct QuotaBatches {
     shards: Box<[CachePadded<SpinMutex<QuotaShard>>]>,
-    /// The number of prefetch tasks that run or are about to. Counted under the lock of a shard
+    /// The number of prefetch tasks that run or are about to, and of their requests. Counted under the lock of a shard
     /// that is not closed, so none is added after [`QuotaBatches::close`].
     tasks: AtomicUsize,
 }
@@ -240,7 +240,7 @@ impl QuotaBatches {
         (SpendResult::Waits(receiver), follow_up)
     }
 
-    fn count_task(&self, is_new: bool) {
+    pub(super) fn count_task(&self, is_new: bool) {
         if is_new {
             self.tasks.fetch_add(1, Ordering::AcqRel);
         }

@@ -13,6 +13,10 @@ use crate::{
     store::{Charge, Store},
 };
 
+/// The longest wait, beyond the deadline, for the reply to a prefetch, and the longest time to refund it then. What is
+/// charged later stays charged.
+pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
 /// The store behind the guard: Redis, or a store of the user's.
 pub(crate) enum Upstream {
     #[cfg(feature = "redis")]
@@ -24,6 +28,16 @@ pub(crate) enum Upstream {
 impl Upstream {
     pub(crate) fn other(store: impl Store) -> Self {
         Self::Other(Box::new(store), Failures::default())
+    }
+
+    /// The time after the deadline for which a late reply is awaited, to give back what it has charged. Calls of a
+    /// user's own store are dropped at the deadline.
+    pub(super) fn longest_delay(&self) -> Duration {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => LONGEST_DELAY,
+            Self::Other(..) => Duration::ZERO,
+        }
     }
 
     /// The slot of a counter, which tells its server. Always 0 if there is one server.

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     CounterName,
     algorithm::{self, HoldSupport, PackedNumbers, ScriptMode},
+    background,
     counter::IdentityHasher,
     store::{Charge, Charges, Request},
 };
@@ -64,8 +65,9 @@ impl Command {
     /// Decisions without holds and bans may share a round trip with others. A prefetch may not: the replies of a round
     /// trip are no longer read after the deadline, and it has to learn from a later one what it has charged.
     pub(super) fn is_batchable(&self) -> bool {
+        let is_prefetch = |charge: &Charge| charge.rule.prefetch() > 1 && background::is_here();
         let is_plain =
-            |charge: &Charge| !charge.is_settled_later() && charge.rule.ban_ms() == 0 && charge.rule.prefetch() <= 1;
+            |charge: &Charge| !charge.is_settled_later() && charge.rule.ban_ms() == 0 && !is_prefetch(charge);
         matches!(self, Self::Decide { charges, .. } if charges.iter().all(is_plain))
     }
 }

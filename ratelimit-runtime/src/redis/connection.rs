@@ -74,7 +74,7 @@ impl<'a> Connection<'a> {
         callers: usize,
     ) -> Result<Vec<Value>, StoreError> {
         let Self { open: OpenConnection { redis, missed, opened }, pool } = self;
-        let mut in_flight = CountMissedOnDrop { pool, missed, at: pool.now(), callers, is_done: false };
+        let mut in_flight = CountMissedOnDrop { pool, missed, at: pool.now(), callers, is_done: false, is_late: false };
         let count = commands.len();
         let replies = if count == 1
             && let Some(command) = commands.next()
@@ -102,6 +102,7 @@ impl<'a> Connection<'a> {
             Ok(replies) if replies.iter().any(is_readonly) && pool.since(*opened) > LONGEST_PAUSE => {
                 pool.lost(missed);
             }
+            _ if in_flight.is_late => {} // it counts as missed
             _ => {
                 pool.missed.answered(in_flight.at);
                 missed.answered(in_flight.at);
@@ -131,6 +132,8 @@ struct CountMissedOnDrop<'a> {
     at: u64,
     callers: usize,
     is_done: bool,
+    /// It was counted as missed. The background may still read the reply.
+    is_late: bool,
 }
 
 impl CountMissedOnDrop<'_> {
@@ -159,6 +162,7 @@ impl CountMissedOnDrop<'_> {
             }
             return;
         }
+        self.is_late = true;
         let is_connection_silent = missed.missed(at, callers);
         if pool.missed.missed(at, callers) {
             pool.fell_silent();

@@ -236,7 +236,7 @@ impl Rule {
     /// | near the limit | half of what remained in the store, and those for callers that already wait |
     /// | after [`Limiter::close`](crate::Limiter::close), or when the last handle of the limiter was dropped | none |
     /// | when the process is killed | its permits stay charged until the window ends |
-    /// | when the store answers after the deadline | none: refunded, but stay charged after five seconds more |
+    /// | when Redis answers after the deadline | none: refunded, but stay charged after five seconds more |
     /// | when the process forks | both processes spend them: fork before the first call |
     ///
     /// - A caller who finds too few permits waits for the store as without prefetch, in order of

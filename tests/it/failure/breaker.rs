@@ -129,6 +129,35 @@ async fn the_breaker_stays_open_while_the_server_is_slower_than_the_deadline() {
     decides_again(&limiter).await;
 }
 
+/// The background awaits the late reply to a prefetch, to refund what it has charged. It is no sign that the server
+/// serves calls.
+#[tokio::test]
+async fn late_replies_to_prefetches_do_not_keep_the_breaker_closed() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = limiter(&proxy.url(), OnStoreError::Deny).await;
+    let rule = hourly(4000, FIXED).with_prefetch(10);
+    let is_prefetched = async || {
+        let _ = limiter.acquire(&rule, 1).await;
+        at_once(limiter.acquire(&rule, 1)).is_some_and(|answer| answer.is_ok())
+    };
+    eventually("a prefetch has arrived", is_prefetched).await;
+    proxy.set(Mode::Delay(DEADLINE * 3 / 4));
+    let is_open = async || {
+        let refused = limiter.acquire(&rule, 2).await.expect_err("the server is too slow");
+        refused.to_string().contains("calls in a row had no answer")
+    };
+    let mut calls = 0;
+    while !is_open().await {
+        calls += 1;
+        assert!(calls < 10, "the breaker never opens");
+    }
+    for _ in 0..20 {
+        sleep(DEADLINE / 10).await;
+        assert!(is_open().await);
+    }
+}
+
 /// The server answers commands that write nothing. The probe must therefore be a call like those of
 /// callers.
 #[tokio::test]
