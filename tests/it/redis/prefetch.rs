@@ -271,10 +271,10 @@ async fn close_waits_for_a_late_prefetch_and_its_refund() {
     let proxy = Proxy::start(server.port());
     let builder = Limiter::builder(&server.url_through(&proxy)).deadline(600 * MS).on_store_error(OnStoreError::Deny);
     let (limiter, key) = (builder.build().await.unwrap(), fresh_key());
-    limiter.acquire(&rule(1000, 100), fresh_key()).await.unwrap(); // opens the connection for prefetches
+    limiter.acquire(&rule(1, 100), fresh_key()).await.unwrap(); // opens the connection for prefetches, and leaves nothing
     proxy.set(Mode::Delay(400 * MS));
     assert_eq!(limiter.acquire(&rule(1000, 100), key).await.unwrap_err().cause(), Cause::Unavailable);
-    proxy.set(Mode::Pass);
+    proxy.set(Mode::Delay(100 * MS)); // the refund is in time
     limiter.close().await;
     assert_eq!(charged(&server, key).await, 0);
 }
