@@ -261,9 +261,7 @@ impl PrefetchTask {
             }
         }
     }
-}
 
-impl PrefetchTask {
     /// Asks the store for permits. Returns the charge, and whether it was made. Without an answer at the deadline, it
     /// is refunded when a later answer says that it was made.
     async fn ask(&self, charge: Charge) -> Result<(Charge, bool), StoreError> {

@@ -125,7 +125,7 @@ impl WindowLayout {
     #[allow(clippy::inline_always)] // one bucket has no loop
     fn retry_after_ms(self, count: u64, cost: u64, passed_ms: u64, charged: impl Fn(u64) -> u64) -> u64 {
         let Self { earlier, size_ms, is_weighted } = self;
-        let windows = 1 + earlier; // as above
+        let windows = 1 + earlier; // see `reset_after_ms`
         let mut whole: u64 = (0..earlier).map(&charged).sum();
         for ahead in 0..windows {
             let oldest = charged(earlier - ahead);
