@@ -85,12 +85,18 @@ impl Clock {
     }
 
     /// Milliseconds since 1970-01-01 00:00 UTC. Saturates like [`Clock::now_us`].
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
     pub(crate) fn now_ms(&self) -> u64 {
         match &self.0 {
             TimeSource::System(system) => system.now_ms(),
-            TimeSource::Tokio { .. } | TimeSource::Manual(_) => self.now_us() / 1000,
+            TimeSource::Tokio { .. } | TimeSource::Manual(_) => self.read_ms(),
         }
+    }
+
+    #[cold]
+    fn read_ms(&self) -> u64 {
+        self.now_us() / 1000
     }
 
     /// Returns when the clock has reached `time`.
@@ -174,6 +180,12 @@ pub(crate) struct ClockReadings {
 const SKEW_US: u64 = 1000;
 
 impl LockedTime<'_> {
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    pub(crate) fn read(self, needs_us: bool) -> DecisionTime {
+        if needs_us { self.us() } else { self.ms() }
+    }
+
     #[inline]
     pub(crate) fn us(self) -> DecisionTime {
         let now_us = self.read.us.unwrap_or_else(|| self.clock.now_us());
@@ -188,7 +200,7 @@ impl LockedTime<'_> {
     /// that was written later than now is left to [`LockedTime::us`].
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    pub(crate) fn ms(self) -> DecisionTime {
+    fn ms(self) -> DecisionTime {
         let ms = self.read.ms.unwrap_or_else(|| self.clock.now_ms());
         let us = ms * 1000;
         *self.latest_us = (*self.latest_us).max(us);
@@ -302,7 +314,7 @@ impl SystemClock {
         // has begun.
         let until = self.ms_until.load(Ordering::Acquire);
         let ms = self.ms.load(Ordering::Acquire);
-        if until.wrapping_sub(raw).wrapping_sub(1) < self.ticks { ms } else { self.calibrate() / 1_000_000 }
+        if until.wrapping_sub(raw).wrapping_sub(1) < self.ticks { ms } else { self.calibrate_ms() }
     }
 
     fn counter_ns(&self) -> u64 {
@@ -313,6 +325,11 @@ impl SystemClock {
     #[inline]
     fn ticks_to_ns(&self, raw: u64) -> u64 {
         ((u128::from(raw) * u128::from(self.pace)) >> 32) as u64
+    }
+
+    #[cold]
+    fn calibrate_ms(&self) -> u64 {
+        self.calibrate() / 1_000_000
     }
 
     /// Corrects the offset of the counter by the clock.

@@ -83,13 +83,12 @@ impl<S: MemoryState + Default> CounterTable<S> {
         // A reading of the clock waits for all loads in front of it, but not for a prefetch. So in a large table, the
         // access to memory begins before the reading, and goes on meanwhile. In a small one, the search is done first:
         // the loads behind a reading wait for it, too.
-        let read = || if S::needs_us() { time.us() } else { time.ms() };
         let (state, now) = if self.slots.len() > IN_CACHE {
             self.prefetch(id);
-            let now = read();
+            let now = time.read(S::needs_us());
             (self.state_of(id).ok_or(NotAtOnce::NotStored)?, now)
         } else {
-            (self.state_of(id).ok_or(NotAtOnce::NotStored)?, read())
+            (self.state_of(id).ok_or(NotAtOnce::NotStored)?, time.read(S::needs_us()))
         };
         let outcome = state.charge_at_once(rule, cost, now).ok_or(NotAtOnce::Other)?;
         Ok((outcome, now.us))

@@ -17,8 +17,8 @@ pub(crate) struct BucketLevel {
     pub(super) written_ms: u64,
     /// In units.
     pub(super) deficit: u64,
-    /// The highest [`BucketParams::pace`] of the rules that have written the bucket since it was full. 0 for
-    /// a new bucket, and for a queue.
+    /// The highest [`BucketParams::pace`] of the rules that have written the bucket since it was full, or of a queue,
+    /// that of the last one. 0 for a new bucket, and for a queue on Redis.
     pub(super) fastest: u64,
     /// Whether the paces of these rules differ. Then `full_at_ms` is not before each charge has come back by its
     /// own rule: otherwise a charge by a slow rule could be refunded after a fast one has refilled it.
@@ -53,7 +53,7 @@ impl BucketParams {
 
     /// The units of a refill, as far as a bucket stores them.
     pub(super) fn pace(&self) -> u64 {
-        if self.is_queue { 0 } else { self.refill.min(LARGEST_PACE) }
+        self.refill.min(LARGEST_PACE)
     }
 
     /// Number of refills until `units` are back; `u64::MAX` if the count is 0.
@@ -79,7 +79,7 @@ impl BucketLevel {
 
     /// Whether the paces differ if a rule writes the bucket.
     pub(super) fn mixes(&self, params: &BucketParams) -> bool {
-        self.fastest > 0 && (self.is_mixed || self.fastest != params.pace())
+        !params.is_queue && self.fastest > 0 && (self.is_mixed || self.fastest != params.pace())
     }
 
     /// Whether all rules that have written the bucket since it was full certainly have the count of this one.
@@ -149,7 +149,7 @@ impl BucketLevel {
         let full_at_ms = later.saturating_sub(to_come * params.interval_ms);
         self.is_mixed = self.mixes(params);
         self.full_at_ms = if self.is_mixed { full_at_ms.max(self.full_at_ms) } else { full_at_ms };
-        self.fastest = self.fastest.max(params.pace());
+        self.fastest = if params.is_queue { params.pace() } else { self.fastest.max(params.pace()) };
         self.written_ms = now_ms;
         self.deficit = deficit;
     }

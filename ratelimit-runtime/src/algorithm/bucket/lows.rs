@@ -12,7 +12,7 @@ const MOST: usize = 8;
 
 /// Times of charges that are settled later, oldest first. The lowest deficits increase.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lows(SmallVec<[Low; MOST + 1]>);
+pub(crate) struct Lows(SmallVec<[Low; 1]>);
 
 /// From this time on, the deficit was never lower than this. Refunds are taken out of it.
 #[derive(Clone, Copy, Debug)]

@@ -24,7 +24,7 @@ use self::{
     lows::Lows,
     packed::PackedLevel,
 };
-use super::contract::{Ban, Evaluation, MemoryState, Recovery};
+use super::contract::{Ban, Evaluation, HalfLine, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
@@ -49,7 +49,7 @@ pub(crate) enum Bucket {
 
 impl Default for Bucket {
     fn default() -> Self {
-        Self::of(BucketLevel { full_at_ms: 0, ..BucketLevel::full(1) })
+        Self::of(BucketLevel::full(1))
     }
 }
 
@@ -92,54 +92,67 @@ impl Bucket {
         }
     }
 
-    /// [`MemoryState::charge_at_once`] for a queue: charges an empty one, and denies a cost that does not fit.
-    /// `None` also for a slot that comes later, a ban, and numbers that are too large.
+    /// A charge of this cost, if it can be decided at once.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn plain_charge(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Option<PlainCharge<'_>> {
+        let (unit, refill) = (NonZeroU64::new(rule.period_ms())?, NonZeroU64::new(rule.count())?);
+        let Self::Plain(level) = self else { return None };
+        let before = level.deficit_at_pace(refill.get(), now_ms)?;
+        if cost > rule.limit() {
+            return None;
+        }
+        let (after, capacity) = (before + cost * unit.get(), rule.limit() * unit.get());
+        Some(PlainCharge { level, before, after, capacity, unit, refill })
+    }
+}
+
+/// A charge to a bucket that was written at one pace since it was full, by a rule with this pace.
+struct PlainCharge<'a> {
+    level: &'a mut PackedLevel,
+    /// The deficit without the charge.
+    before: u64,
+    /// The deficit with it.
+    after: u64,
+    capacity: u64,
+    /// Units of a token.
+    unit: NonZeroU64,
+    /// Units that come back each millisecond.
+    refill: NonZeroU64,
+}
+
+impl PlainCharge<'_> {
+    #[inline]
+    fn fits(&self) -> bool {
+        self.after <= self.capacity
+    }
+
+    /// The outcome if it does not fit.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call that is refused, which drops what it does not need
-    fn charge_queue(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Option<Outcome> {
-        let (unit, refill) = (NonZeroU64::new(rule.period_ms())?, NonZeroU64::new(rule.count())?);
-        let Self::Plain(packed) = self else { return None };
-        let since_ms = now_ms.checked_sub(packed.time())?; // the time of a ban is later than now
-        let (charged, capacity) = (cost.checked_mul(unit.get())?, rule.limit() * unit.get());
-        let left_ms = packed.full_at_ms().saturating_sub(now_ms);
-        if left_ms == 0 && charged <= capacity {
-            return charge_empty_queue(packed, rule, charged, now_ms);
-        }
-        // One refill more is a number, too: the wait is rounded up.
-        let to_come = left_ms.checked_add(1)?.checked_mul(refill.get())? - refill.get();
-        let least = to_come.checked_sub(refill.get())? + 1; // see `BucketLevel::deficit_at`
-        let deficit = packed.deficit().saturating_sub(since_ms.saturating_mul(refill.get())).max(least);
-        let after = deficit.checked_add(charged)?;
-        (after > capacity).then(|| denied(deficit, after, capacity, unit, refill, to_come))
+    fn denied(&self) -> Outcome {
+        let Self { before, after, capacity, unit, refill, .. } = *self;
+        let free = capacity.saturating_sub(before);
+        let remaining = if free < unit.get() { 0 } else { free / unit }; // a division takes long
+        Outcome::denied(remaining, Quotient::ceil(after - capacity, refill))
     }
 }
 
 /// Charges units that fit to a queue without slots to come. `None` if a number is too large.
 #[inline(never)] // the code of each call stays short
-fn charge_empty_queue(packed: &mut PackedLevel, rule: &Rule, charged: u64, now_ms: u64) -> Option<Outcome> {
+fn charge_empty_queue(level: &mut PackedLevel, rule: &Rule, charged: u64, now_ms: u64) -> Option<Outcome> {
     let params = BucketParams::of(rule);
-    let (remaining, reset_after_ms) = ((params.capacity - charged) / params.unit, charged.div_ceil(params.refill));
-    let level = BucketLevel { full_at_ms: now_ms + reset_after_ms, deficit: charged, ..BucketLevel::full(now_ms) };
-    *packed = PackedLevel::of(&level)?;
-    let receipt = level.queue_end(&params);
-    Some(Outcome::admitted(remaining, reset_after_ms, receipt))
-}
-
-/// The outcome if the deficit after a charge exceeds the capacity. The bucket refills each millisecond, and is full
-/// when the units `to_come` have come back.
-#[inline(always)]
-#[allow(clippy::inline_always)] // in each call that is refused
-fn denied(before: u64, after: u64, capacity: u64, unit: NonZeroU64, refill: NonZeroU64, to_come: u64) -> Outcome {
-    let free = capacity.saturating_sub(before);
-    let remaining = if free < unit.get() { 0 } else { free / unit }; // a division takes long
-    Outcome::denied(remaining, Quotient::ceil((after - capacity).min(to_come), refill))
+    level.write(now_ms, charged)?;
+    let remaining = (params.capacity - charged) / params.unit;
+    Some(Outcome::admitted(remaining, level.full_at_ms() - now_ms, level.level().queue_end(&params)))
 }
 
 impl MemoryState for Bucket {
-    type Align = ();
+    type Align = HalfLine;
 
-    fn restart(&mut self, _rule: &Rule, now_us: u64) {
-        *self = Self::of(BucketLevel::full(millis(now_us)));
+    fn restart(&mut self, rule: &Rule, now_us: u64) {
+        let fastest = BucketParams::of(rule).pace(); // with it, the first charge is decided at once
+        *self = Self::of(BucketLevel { fastest, ..BucketLevel::full(millis(now_us)) });
     }
 
     /// Tokens that come back at once may fill the bucket.
@@ -215,37 +228,26 @@ impl MemoryState for Bucket {
         level.receipt(&params)
     }
 
-    /// If tokens come back one by one, and the clock was not set back. Decided only if all charges since the bucket
-    /// was full had the same count, below 2^30 - 1. For a queue, see [`Bucket::charge_queue`].
+    /// If tokens come back one by one, or a queue has no slots to come, and the clock was not set back. Decided only if
+    /// all charges since the bucket was full had the same count, below 2^30 - 1.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-        let burst = match rule.algorithm() {
-            Algorithm::TokenBucket { burst, refill: Refill::Greedy } => burst,
-            Algorithm::LeakyBucket { .. } => return self.charge_queue(rule, cost, now.ms),
+        let is_queue = match rule.algorithm() {
+            Algorithm::TokenBucket { refill: Refill::Greedy, .. } => false,
+            Algorithm::LeakyBucket { .. } => true,
             _ => return None,
         };
-        let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
-            return None;
-        };
-        let Self::Plain(packed) = self else { return None };
-        let since_ms = now.ms.checked_sub(packed.time())?; // the time of a ban is later than now
-        if cost > burst || refill.get() >= LARGEST_PACE {
-            return None;
+        let charge = self.plain_charge(rule, cost, now.ms)?;
+        if !charge.fits() {
+            return Some(charge.denied());
         }
-        // At its only pace, the deficit alone tells when it is full.
-        let before = if packed.is_at_pace(refill.get()) {
-            packed.deficit().saturating_sub(since_ms.saturating_mul(refill.get()))
-        } else if packed.full_at_ms() <= now.ms {
-            0
-        } else {
-            return None;
-        };
-        let (after, capacity) = (before + cost * unit.get(), burst * unit.get());
-        if after > capacity {
-            return Some(denied(before, after, capacity, unit, refill, u64::MAX));
+        let PlainCharge { level, before, after, capacity, unit, refill } = charge;
+        if is_queue {
+            // Otherwise the slot comes later.
+            return if before == 0 { charge_empty_queue(level, rule, after, now.ms) } else { None };
         }
-        *packed = PackedLevel::at_pace(now.ms, after, refill.get())?;
+        level.write(now.ms, after)?;
         let (remaining, reset_after_ms) = (Quotient::floor(capacity - after, unit), Quotient::ceil(after, refill));
         Some(Outcome::admitted(remaining, reset_after_ms, [now.ms, 0]))
     }
@@ -369,7 +371,7 @@ local fitting = (its_capacity - deficit) / its_cost",
         let deficit = bucket.deficit.checked_add_signed(more)?;
         bucket.write(&params, now_ms, deficit);
         let left_ms = bucket.full_at_ms.checked_sub(now_ms)?;
-        let fastest = i32::try_from(bucket.fastest).ok()?;
+        let fastest = if params.is_queue { 0 } else { i32::try_from(bucket.fastest).ok()? };
         let mut numbers = pack([bucket.full_at_ms, left_ms, bucket.deficit]);
         numbers.extend(if bucket.is_mixed { -fastest } else { fastest }.to_le_bytes());
         Some(Value::BulkString(numbers.to_vec()))
@@ -441,7 +443,7 @@ mod tests {
     /// A slot of the table is a bucket and its id.
     #[test]
     fn a_bucket_does_not_grow() {
-        assert_eq!(size_of::<Bucket>(), 24);
+        assert_eq!(size_of::<Bucket>(), 16);
     }
 
     /// A paused tokio runtime has a clock of its own, which may be behind.
