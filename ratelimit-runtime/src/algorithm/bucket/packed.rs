@@ -79,7 +79,8 @@ impl PackedLevel {
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn deficit_at_pace(&self, pace: u64, now_ms: u64) -> Option<u64> {
         let since_ms = now_ms.checked_sub(self.time())?;
-        if low_bits(self.pace.get(), 32) != AT_PACE | pace {
+        // A larger pace has the bits of a form.
+        if low_bits(self.pace.get(), 32) != AT_PACE | pace || pace > LARGEST_PACE {
             return None;
         }
         Some(self.deficit().saturating_sub(since_ms.saturating_mul(pace)))
@@ -200,11 +201,13 @@ mod tests {
         /// By one pace and by another one, before the last write and after it.
         #[test]
         fn the_deficit_comes_back_at_the_one_pace_of_a_level(
-            level in levels(), other in 1..=LARGEST_PACE, is_other in any::<bool>(), after_ms in 0..1_u64 << 50,
-            part in 0..64_u32
+            level in levels(), other in 1..u64::MAX, bits in 0..64_u32, is_other in any::<bool>(),
+            after_ms in 0..1_u64 << 50, part in 0..64_u32
         ) {
             let Some(mut packed) = PackedLevel::of(&level) else { return Ok(()) };
-            let pace = if is_other { other } else { level.fastest.max(1) };
+            // Its low half also as the pace of a rule.
+            let paces = [other >> bits, low_bits(packed.pace.get(), 32), level.fastest];
+            let pace = paces[if is_other { (bits % 2) as usize } else { 2 }].max(1);
             let is_at_pace = packed.form() == AT_PACE && pace == level.fastest;
             for now_ms in [level.written_ms + (after_ms >> part), level.full_at_ms, level.written_ms - 1] {
                 let back = u128::from(now_ms.saturating_sub(level.written_ms)) * u128::from(pace);
