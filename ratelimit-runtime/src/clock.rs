@@ -75,12 +75,11 @@ impl Clock {
 
     /// Microseconds since 1970-01-01 00:00 UTC. Saturates in the year 3084, so that counters can
     /// add the longest period.
-    #[allow(clippy::cast_possible_truncation)]
     #[inline]
     pub(crate) fn now_us(&self) -> u64 {
         match &self.0 {
             TimeSource::System(system) => system.now_ns() / 1000,
-            TimeSource::Tokio { .. } | TimeSource::Manual(_) => self.now().as_micros().min(MAX_US) as u64,
+            TimeSource::Tokio { .. } | TimeSource::Manual(_) => self.read_us(),
         }
     }
 
@@ -96,7 +95,12 @@ impl Clock {
 
     #[cold]
     fn read_ms(&self) -> u64 {
-        self.now_us() / 1000
+        self.read_us() / 1000
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    fn read_us(&self) -> u64 {
+        self.now().as_micros().min(MAX_US) as u64
     }
 
     /// Returns when the clock has reached `time`.
@@ -186,7 +190,8 @@ impl LockedTime<'_> {
         if needs_us { self.us() } else { self.ms() }
     }
 
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
     pub(crate) fn us(self) -> DecisionTime {
         let now_us = self.read.us.unwrap_or_else(|| self.clock.now_us());
         let is_skew = now_us < *self.latest_us && *self.latest_us - now_us < SKEW_US;

@@ -46,7 +46,7 @@ use tables::CounterTables;
 /// [`OnStoreError`](crate::OnStoreError) decides, or are counted in the [`Overflow`]. Stored counters
 /// go on.
 ///
-/// A fixed window and a sliding window of one bucket take a slot of 32 bytes, a bucket and places one of 40.
+/// A fixed window, a sliding window of one bucket and a bucket take a slot of 32 bytes, places one of 40.
 /// After growth, a table has between 5 slots for 4 counters and 11 slots for 7.
 pub(crate) struct Memory {
     clock: Clock,

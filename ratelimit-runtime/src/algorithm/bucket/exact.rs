@@ -29,7 +29,9 @@ impl Run {
     fn new(burst: u64, count: u64, refill: Refill) -> Self {
         let rule = Rule::new("item", count, Duration::from_millis(100));
         let rule = rule.with_algorithm(Algorithm::TokenBucket { burst, refill });
-        Self { rule, bucket: Bucket::of(BucketLevel::full(1000)), now_ms: 1000, made: Vec::new() }
+        let mut bucket = Bucket::default();
+        bucket.restart(&rule, 1_000_000);
+        Self { rule, bucket, now_ms: 1000, made: Vec::new() }
     }
 
     fn unit(&self) -> u64 {

@@ -18,7 +18,7 @@ pub(crate) struct BucketLevel {
     /// In units.
     pub(super) deficit: u64,
     /// The highest [`BucketParams::pace`] of the rules that have written the bucket since it was full, or of a queue,
-    /// that of the last one. 0 for a new bucket, and for a queue on Redis.
+    /// that of the last one. It may be 0 in a full bucket, and is 0 for a queue on Redis.
     pub(super) fastest: u64,
     /// Whether the paces of these rules differ. Then `full_at_ms` is not before each charge has come back by its
     /// own rule: otherwise a charge by a slow rule could be refunded after a fast one has refilled it.
@@ -82,7 +82,8 @@ impl BucketLevel {
         !params.is_queue && self.fastest > 0 && (self.is_mixed || self.fastest != params.pace())
     }
 
-    /// Whether all rules that have written the bucket since it was full certainly have the count of this one.
+    /// Whether all rules that have written the bucket since it was full certainly have the count of this one, or it is
+    /// a queue.
     pub(super) fn has_one_count(&self, params: &BucketParams) -> bool {
         !self.mixes(params) && params.pace() < LARGEST_PACE
     }

@@ -39,8 +39,9 @@ use crate::{
 #[cfg(feature = "redis")]
 use crate::{rule::limits::EXACT, store::Charge};
 
-/// One bucket. Few have charges that are settled later, or large numbers, and these are stored apart: a
-/// slot of the table is as small as the other buckets need.
+/// One bucket. Some are stored apart, so that a slot of the table is as small as the others need: those with charges
+/// that are settled later or with large numbers, and until they are full, those with a deficit above 2^21 units whose
+/// rule has changed its count.
 #[derive(Debug)]
 pub(crate) enum Bucket {
     Plain(PackedLevel),
@@ -86,9 +87,10 @@ impl Bucket {
 
     /// Changes the level, and keeps the lows.
     fn set_level(&mut self, level: BucketLevel) {
-        match self {
-            Self::Large(both) if !both.1.is_empty() => both.0 = level,
-            _ => *self = Self::of(level),
+        match (self, PackedLevel::of(&level)) {
+            (Self::Large(both), packed) if packed.is_none() || !both.1.is_empty() => both.0 = level,
+            (plain, Some(packed)) => *plain = Self::Plain(packed),
+            (plain, None) => *plain = Self::large(level),
         }
     }
 
@@ -107,7 +109,7 @@ impl Bucket {
     }
 }
 
-/// A charge to a bucket that was written at one pace since it was full, by a rule with this pace.
+/// A charge to a bucket by a rule that has its pace.
 struct PlainCharge<'a> {
     level: &'a mut PackedLevel,
     /// The deficit without the charge.
@@ -228,8 +230,8 @@ impl MemoryState for Bucket {
         level.receipt(&params)
     }
 
-    /// If tokens come back one by one, or a queue has no slots to come, and the clock was not set back. Decided only if
-    /// all charges since the bucket was full had the same count, below 2^30 - 1.
+    /// If tokens come back one by one, or a queue has no slots to come, and the clock was not set back. Decided only by
+    /// the count, below 2^30 - 1, of all charges since the bucket was full, or of the last charge to a queue.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
@@ -433,11 +435,45 @@ mod tests {
         for cost in 1..=4_097 {
             let found = bucket.evaluate(&ChargeQuery::of(&raised, cost), cost, now.us);
             assert!(!found.fits, "{cost}");
-            if let Some(outcome) = bucket.charge_at_once(&raised, cost, now) {
-                assert!(!outcome.fits(), "{cost}");
-                assert_eq!(outcome.retry_after_ms.value(), found.decision.retry_after_ms, "{cost}");
-            }
+            assert!(bucket.charge_at_once(&raised, cost, now).is_none(), "{cost}");
         }
+    }
+
+    #[test]
+    fn the_first_charge_and_the_next_denial_are_decided_at_once() {
+        let rule = Rule::new("item", 10, Duration::from_secs(1));
+        let token = rule.with_algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
+        let queue = rule.with_algorithm(Algorithm::LeakyBucket { queue: 9 });
+        for rule in [token, queue] {
+            let mut bucket = Bucket::default();
+            bucket.restart(&rule, 5_000_000);
+            let now = DecisionTime { us: 5_000_000, ms: 5000 };
+            let found = [10, 1].map(|cost| bucket.charge_at_once(&rule, cost, now).map(|outcome| outcome.fits()));
+            assert_eq!(found, [Some(true), Some(false)], "{rule:?}");
+        }
+    }
+
+    /// It takes no allocation for each charge.
+    #[test]
+    fn a_bucket_that_is_stored_apart_stays_where_it_is() {
+        let of_count = |count| {
+            let rule = Rule::new("item", count, Duration::from_secs(3600));
+            rule.with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy })
+        };
+        let place = |bucket: &Bucket| match bucket {
+            Bucket::Plain(_) => None,
+            Bucket::Large(both) => Some(std::ptr::from_ref(&**both)),
+        };
+        let mut bucket = full(1000);
+        bucket.commit(&ChargeQuery::of(&of_count(100), 1), 1, 1_000_000);
+        assert_eq!(place(&bucket), None);
+        bucket.commit(&ChargeQuery::of(&of_count(120), 1), 1, 2_000_000);
+        let first = place(&bucket);
+        assert!(first.is_some());
+        bucket.commit(&ChargeQuery::of(&of_count(120), 1), 1, 3_000_000);
+        assert_eq!(place(&bucket), first);
+        bucket.commit(&ChargeQuery::of(&of_count(120), 1), 1, 3_600_000_000); // full meanwhile
+        assert_eq!(place(&bucket), None);
     }
 
     /// A slot of the table is a bucket and its id.

@@ -12,8 +12,8 @@ const HIGH_BITS: u32 = 64 - DEFICIT_BITS;
 /// Bits of a time in milliseconds.
 const TIME_BITS: u32 = 32 + HIGH_BITS;
 
-/// The level was written at one pace since the bucket was full, and comes back at that pace each millisecond. The time
-/// is that of the last write. Its pace is not 0.
+/// The deficit comes back at the pace each millisecond, and then the bucket is full. The time is that of the last write.
+/// The pace is not 0.
 const AT_PACE: u64 = 0;
 /// A ban. The time is its end, and in place of the deficit is the time when it was made.
 const BANNED: u64 = 1 << PACE_BITS;
@@ -26,7 +26,7 @@ const MIXED: u64 = 3 << PACE_BITS;
 /// Bits of the time from the last write until a level is full, enough for 49 days.
 const SPAN_BITS: u32 = 32;
 
-/// A level that was written before the year 2248.
+/// A level whose times are before the year 2248.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLevel {
     /// The pace, the form, and the low 32 bits of the time. Never 0, which tells the two kinds of a
@@ -55,8 +55,8 @@ impl PackedLevel {
         Self::new(full_at_ms, deficit << SPAN_BITS | span_ms, fastest | if is_mixed { MIXED } else { OTHER })
     }
 
-    /// A level that was written at one pace since it was full, and comes back at that pace each millisecond: a call
-    /// that writes it need not divide. `None` if a number is too large, or if the pace is 0 or stands for several.
+    /// A level whose deficit comes back at a pace each millisecond until it is full: a call that writes it need not
+    /// divide. `None` if a number is too large, or if the pace is 0 or stands for several.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn at_pace(written_ms: u64, deficit: u64, pace: u64) -> Option<Self> {
@@ -73,8 +73,7 @@ impl PackedLevel {
         Some(Self { pace, deficit: deficit << HIGH_BITS | time_ms >> 32 })
     }
 
-    /// The deficit at a time. `None` if the level is not [at this one pace](PackedLevel::at_pace), or was written
-    /// later.
+    /// The deficit at a time. `None` if the level is not [at this pace](PackedLevel::at_pace), or was written later.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn deficit_at_pace(&self, pace: u64, now_ms: u64) -> Option<u64> {
@@ -224,7 +223,7 @@ mod tests {
 
         #[test]
         fn a_level_at_its_pace_is_full_when_its_deficit_has_come_back(
-            written_ms in 1_u64..1 << TIME_BITS, deficit in 0..1_u64 << DEFICIT_BITS, pace in 1..=LARGEST_PACE
+            written_ms in 1_u64..1 << TIME_BITS, deficit in 0..1_u64 << DEFICIT_BITS, pace in 1..LARGEST_PACE
         ) {
             let packed = PackedLevel::at_pace(written_ms, deficit, pace).unwrap();
             let full_at_ms = packed.full_at_ms();

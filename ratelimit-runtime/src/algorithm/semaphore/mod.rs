@@ -82,7 +82,20 @@ impl Semaphore {
         (remaining, (cost > remaining).then(wait_ms))
     }
 
+    /// See [`MemoryState::charge_at_once`].
+    #[inline(never)] // the code of each call stays short
+    fn charge_beside_holds(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
+        let (remaining, retry_after_ms) = self.free(rule, cost, now.us);
+        if let Some(retry_after_ms) = retry_after_ms {
+            return Some(Outcome::denied(remaining, retry_after_ms));
+        }
+        let receipt = self.take(cost);
+        let reset_after_ms = self.last_end_ms(rule, now.us).map_or(0, |ends_ms| ends_ms - now.ms);
+        Some(Outcome::admitted(remaining - cost, reset_after_ms, receipt))
+    }
+
     /// Takes places for a permit. Returns the receipt.
+    #[inline]
     fn take(&mut self, amount: u64) -> [u64; 2] {
         self.taken = self.taken.saturating_add(amount);
         [self.epoch, amount]
@@ -130,20 +143,18 @@ impl MemoryState for Semaphore {
         }
     }
 
-    #[inline(never)] // the code of calls of other rules stays short
+    /// Without holds, no lease ends: those of permits are renewed all the time.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
-        let (remaining, retry_after_ms) = self.free(rule, cost, now.us);
-        if let Some(retry_after_ms) = retry_after_ms {
-            return Some(Outcome::denied(remaining, retry_after_ms));
+        if self.held.is_some() {
+            return self.charge_beside_holds(rule, cost, now);
         }
-        let receipt = self.take(cost);
-        let reset_after_ms = self.last_end_ms(rule, now.us).map_or(0, |ends_ms| ends_ms - now.ms);
-        Some(Outcome::admitted(remaining - cost, reset_after_ms, receipt))
-    }
-
-    #[inline]
-    fn needs_us() -> bool {
-        true
+        let (remaining, lease_ms) = (rule.count().saturating_sub(self.taken), rule.period_ms());
+        if cost > remaining {
+            return Some(Outcome::denied(remaining, if self.taken > 0 { lease_ms } else { 0 }));
+        }
+        Some(Outcome::admitted(remaining - cost, lease_ms, self.take(cost)))
     }
 
     /// Frees the places of a permit.
@@ -272,10 +283,10 @@ mod tests {
                 let taken = held + permits.iter().map(|(_, counted)| counted).sum::<u64>();
                 match what {
                     0..3 => {
-                        let now = DecisionTime { us: now_us, ms: now_us / 1000 };
-                        let before = state.evaluate(&ChargeQuery::of(&rule, cost), cost, now_us).decision;
+                        let now = DecisionTime { us: now_us / 1000 * 1000, ms: now_us / 1000 };
+                        let before = state.evaluate(&ChargeQuery::of(&rule, cost), cost, now.us).decision;
                         let outcome = state.charge_at_once(&rule, cost, now).unwrap();
-                        let after = state.evaluate(&ChargeQuery::of(&rule, 0), 0, now_us).decision;
+                        let after = state.evaluate(&ChargeQuery::of(&rule, 0), 0, now.us).decision;
                         if outcome.fits() {
                             prop_assert_eq!(outcome.decision(COUNT), after);
                         } else {
