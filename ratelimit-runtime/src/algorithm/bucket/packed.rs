@@ -12,8 +12,8 @@ const HIGH_BITS: u32 = 64 - DEFICIT_BITS;
 /// Bits of a time in milliseconds.
 const TIME_BITS: u32 = 32 + HIGH_BITS;
 
-/// The deficit comes back at the pace each millisecond, and then the bucket is full. The time is that of the last write.
-/// The pace is not 0.
+/// The deficit comes back at the pace each millisecond, and then the bucket is full. The time is that of the last
+/// write. The pace is not 0.
 const AT_PACE: u64 = 0;
 /// A ban. The time is its end, and in place of the deficit is the time when it was made.
 const BANNED: u64 = 1 << PACE_BITS;

@@ -84,14 +84,14 @@ impl Semaphore {
 
     /// See [`MemoryState::charge_at_once`].
     #[inline(never)] // the code of each call stays short
-    fn charge_beside_holds(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
+    fn charge_beside_holds(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Outcome {
         let (remaining, retry_after_ms) = self.free(rule, cost, now.us);
         if let Some(retry_after_ms) = retry_after_ms {
-            return Some(Outcome::denied(remaining, retry_after_ms));
+            return Outcome::denied(remaining, retry_after_ms);
         }
         let receipt = self.take(cost);
         let reset_after_ms = self.last_end_ms(rule, now.us).map_or(0, |ends_ms| ends_ms - now.ms);
-        Some(Outcome::admitted(remaining - cost, reset_after_ms, receipt))
+        Outcome::admitted(remaining - cost, reset_after_ms, receipt)
     }
 
     /// Takes places for a permit. Returns the receipt.
@@ -148,7 +148,7 @@ impl MemoryState for Semaphore {
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
         if self.held.is_some() {
-            return self.charge_beside_holds(rule, cost, now);
+            return Some(self.charge_beside_holds(rule, cost, now));
         }
         let (remaining, lease_ms) = (rule.count().saturating_sub(self.taken), rule.period_ms());
         if cost > remaining {
