@@ -122,7 +122,9 @@ impl Attempts {
         }
         self.left -= 1;
         if !is_pause {
-            state.sleep(part_of(self.backoff)).await;
+            if state.bounded(state.sleep(part_of(self.backoff)), None).await.is_err() {
+                return false; // the limiter was closed
+            }
             self.backoff = (2 * self.backoff).min(LONGEST_BACKOFF).min(self.config.longest_pause);
         }
         true

@@ -131,7 +131,8 @@ impl Outgoing {
 
     /// Sets who shares a limit of the upstream. By default calls to one host with one credential:
     /// the fields `Authorization` and `X-Api-Key`, of which only a hash is stored. An API that has
-    /// several limits for one credential, such as one for searches, needs a key for each.
+    /// several limits for one credential, such as one for searches, needs a key for each. So does one whose requests
+    /// are signed in `Authorization`: each signature would be a credential of its own.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, client::Outgoing};

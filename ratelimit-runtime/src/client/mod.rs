@@ -126,6 +126,9 @@
 //!   window, even if they failed.
 //! - **Redirects.** `reqwest` follows them inside of one call, so these requests are not limited: use
 //!   `redirect::Policy::none()`.
+//! - **Signed requests.** A signature in `Authorization` (AWS Signature Version 4, OAuth 1.0, HMAC) is another
+//!   credential in each request, so no limit is shared, and each call takes counters of its own. Make the key of the
+//!   account ([`Outgoing::key`]), or sign after `Outgoing`.
 //! - **Default header fields.** `reqwest` adds them after the key was made: use [`Outgoing::key`] for a
 //!   credential in them.
 //! - **Room in the store.** Each key has eight counters, for up to two hours after its last call; that of a

@@ -279,10 +279,11 @@ impl OverrideVersion {
         self.latest_fitting(code, kind).map(Cow::Owned)
     }
 
-    /// The kind of the first call with this rule of the code. `None` if there was none.
+    /// The kind of the first call with this rule of the code, whose count may change with each call. `None` if there was
+    /// none.
     fn kind_of_calls(&self, code: &Rule) -> Option<CallKind> {
         let first = self.first.get().map(|first| (first.code, first.kind)).or(self.first_before);
-        first.filter(|(its, _)| its == code).map(|(_, kind)| kind)
+        first.filter(|(its, _)| its.id() == code.id()).map(|(_, kind)| kind)
     }
 
     /// The rule of the code with the newest settings that fit it, or else as it is. `None` if it is
@@ -308,7 +309,7 @@ impl OverrideVersion {
             tracing::error!(
                 rule = rule.prefix(),
                 fault,
-                "ignoring settings of a rule that do not fit the code; the rule stays as it was"
+                "ignoring settings of a rule that do not fit the code, for the calls that they do not fit"
             );
         }
         // A rule that the file alone defines is its newest settings. Earlier ones defined another.

@@ -252,8 +252,9 @@ impl AdmittedRequest {
     /// Adds the fields of the limits to a response, and settles what its head and the length of its body
     /// tell. What is returned goes with the body.
     pub(super) fn finish(mut self, response: &mut Parts, body_length: Option<u64>) -> Option<BodyHold> {
-        let settle_by = self.settle_by.take();
-        let hold = self.hold.take().map(|hold| BodyHold::new(hold, settle_by, &self.method, response, body_length));
+        let (settle_by, hold) = (self.settle_by.take(), self.hold.clone());
+        let hold = hold.map(|hold| BodyHold::new(hold, settle_by, &self.method, response, body_length));
+        self.hold = None; // only now: a function of the user may have panicked
         let (style, status) = (self.style, &mut self.status);
         if self.is_only_settled
             && let Some(status) = status
@@ -269,8 +270,8 @@ impl AdmittedRequest {
     }
 }
 
-/// There is no response: the service has failed, or the client has left. Then all that is held is charged, also if the
-/// service has kept a clone of the hold.
+/// There is no response, or its cost is not known: the service or a function of the user has failed, or the client has
+/// left. Then all that is held is charged, also if the service has kept a clone of the hold.
 impl Drop for AdmittedRequest {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {

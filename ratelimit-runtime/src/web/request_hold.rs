@@ -147,7 +147,7 @@ impl BodyHold {
         let mut body = Self { hold, meter, used_by_head, used: 0, left: length.or_else(announced) };
         if length == Some(0) {
             if is_upgrade {
-                body.hold.check_upgrade(1);
+                body.hold.check_upgrade(2); // this one, and that of the request
             }
             body.end();
         }

@@ -146,6 +146,29 @@ async fn closing_the_limiter_ends_all_waits() {
     assert_eq!(answered(&outgoing, fine).await.unwrap().status(), 200);
 }
 
+/// The pause after a response that is not a refusal. The caller gets that response.
+#[tokio::test(start_paused = true)]
+async fn closing_the_limiter_ends_the_pause_before_a_retry() {
+    let limiter = Limiter::in_memory();
+    let outgoing = Outgoing::new(limiter.clone()).retries(12);
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let call = tokio::spawn(async move {
+        answered(&outgoing, move || {
+            counted.fetch_add(1, SeqCst);
+            async { response(502, &[]) }
+        })
+        .await
+    });
+    while sent.load(SeqCst) < 8 {
+        sleep(MS).await;
+    }
+    let began = Instant::now();
+    limiter.close().await;
+    assert_eq!(call.await.unwrap().unwrap().status(), 502);
+    assert_eq!((sent.load(SeqCst), began.elapsed()), (8, Duration::ZERO));
+}
+
 fn on_plain_store() -> (Limiter, PlainStore) {
     let store = PlainStore::new(&ManualClock::new());
     (Limiter::builder("memory://").over(store.clone()).unwrap(), store)

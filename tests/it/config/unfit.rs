@@ -148,6 +148,16 @@ async fn a_counter_is_peeked_at_and_banned_by_the_rule_of_its_calls() {
     drop(reservation);
 }
 
+/// The calls have counts of their own, of which none is that of the ban.
+#[tokio::test]
+async fn a_ban_finds_the_counter_of_calls_whose_count_is_computed() {
+    let of_count = |count| Rule::new("item", count, 60 * MINUTE).with_algorithm(Algorithm::SlidingLog);
+    let limiter = with("[rules.item]\nalgorithm = \"TokenBucket\"").await;
+    drop(limiter.reserve(&of_count(20), 1, 3).await.unwrap());
+    limiter.ban(&of_count(10), 1, MINUTE).await.unwrap();
+    assert_eq!(limiter.reserve(&of_count(30), 1, 1).await.unwrap_err().cause(), Cause::Banned);
+}
+
 #[tokio::test]
 async fn a_debt_is_charged_beside_settings_that_allow_none() {
     let limiter = with("[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5").await;

@@ -169,6 +169,25 @@ async fn a_cost_is_charged_when_the_service_fails_or_the_client_leaves() {
     }
 }
 
+/// The function of the user that tells the cost panics, and the service has kept the hold.
+#[tokio::test]
+async fn a_cost_is_charged_when_the_function_that_tells_it_panics() {
+    let inner = service_fn(async |mut request: http::Request<()>| {
+        std::mem::forget(request.extensions_mut().remove::<RequestHold>().unwrap());
+        Ok::<_, Infallible>(http::Response::new(Body::from("hello")))
+    });
+    let (clock, log) = (ManualClock::new(), per_minute(10).with_algorithm(Algorithm::SlidingLog));
+    let limiter = in_memory(&clock).await;
+    let limit =
+        Limit::new(log).key(by_user()).settle(4, SettleBy::response(|_| -> Option<u64> { panic!("no such field") }));
+    let service = RateLimitLayer::new([limit]).limiter(limiter.clone()).layer(inner);
+    let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+    assert!(tokio::spawn(service.oneshot(request)).await.unwrap_err().is_panic());
+    assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 6);
+    clock.advance(MINUTE);
+    assert_eq!(limiter.peek(&log, "alice").await.unwrap().remaining(), 10);
+}
+
 /// The service has room for one request. One that is held up, by a limit or a look-up, does not take it.
 #[tokio::test]
 async fn a_request_that_waits_leaves_the_capacity_of_the_service_to_others() {
