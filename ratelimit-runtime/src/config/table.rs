@@ -279,8 +279,8 @@ impl OverrideVersion {
         self.latest_fitting(code, kind).map(Cow::Owned)
     }
 
-    /// The kind of the first call with this rule of the code, whose count may change with each call. `None` if there was
-    /// none.
+    /// The kind of the first call with this rule of the code, whose count may change with each call. `None` if there
+    /// was none.
     fn kind_of_calls(&self, code: &Rule) -> Option<CallKind> {
         let first = self.first.get().map(|first| (first.code, first.kind)).or(self.first_before);
         first.filter(|(its, _)| its.id() == code.id()).map(|(_, kind)| kind)
