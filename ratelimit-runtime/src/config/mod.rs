@@ -97,12 +97,12 @@
 //! - **An invalid file** is ignored as a whole. The rules stay as they were, and the log has an `ERROR` with
 //!   the mistake and its line. At the start, it is a [`SetupError`].
 //! - **Settings that do not fit the rule in the code** are ignored for the calls that they do not fit. Two
-//!   examples are a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
-//!   one of several rules of a call. (What a store of your own does not support, such as bans, is not noticed: calls
-//!   are refused as misconfigured.) The log has one `ERROR` that says what to change. The last settings that
-//!   fitted stay in effect, or else the code. If these have another algorithm or period, such calls are counted
-//!   apart from other calls of the rule, which the settings fit. `enabled` and `on_store_error` of the newest entry
-//!   apply also if other settings of it do not fit.
+//!   examples are a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a
+//!   `LeakyBucket` for one of several rules of a call. (What a store of your own does not support, such as
+//!   bans, is not noticed: calls are refused as misconfigured.) The log has one `ERROR` that says what to
+//!   change. The last settings that fitted stay in effect, or else the code. If these have another algorithm or
+//!   period, such calls are counted apart from other calls of the rule, which the settings fit. `enabled` and
+//!   `on_store_error` of the newest entry apply also if other settings of it do not fit.
 //! - **A ban** is ignored by calls that wait for their limit (`on_limit = Wait`), with a warning in the log: a
 //!   banned caller should not wait. Calls with a rule of [`Rules::rule`] are refused as misconfigured.
 //! - **Two limits of a function with one prefix** both get the settings. If these give them the same algorithm

@@ -279,11 +279,13 @@ impl OverrideVersion {
         self.latest_fitting(code, kind).map(Cow::Owned)
     }
 
-    /// The kind of the first call with this rule of the code, whose count may change with each call. `None` if there
-    /// was none.
+    /// The kind of the first call, if it had this rule of the code; also with another count, which may change with each
+    /// call, unless the settings fit some calls of the rule.
     fn kind_of_calls(&self, code: &Rule) -> Option<CallKind> {
         let first = self.first.get().map(|first| (first.code, first.kind)).or(self.first_before);
-        first.filter(|(its, _)| its.id() == code.id()).map(|(_, kind)| kind)
+        let (its, kind) = first?;
+        let fit_some = || self.fits().iter().any(|(rule, _)| rule.id() == code.id());
+        (its == *code || its.id() == code.id() && !fit_some()).then_some(kind)
     }
 
     /// The rule of the code with the newest settings that fit it, or else as it is. `None` if it is

@@ -91,9 +91,8 @@ impl CountCache {
     fn cell(&self, counter: &CounterName, now: Duration) -> CountCell {
         let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
         let known = cells.younger.remove(counter).or_else(|| cells.older.remove(counter));
-        // A later time is that of another limiter's clock.
-        let is_young = |at: Duration| now.checked_sub(at).is_some_and(|age| age < self.ttl);
-        let is_valid = |cell: &CountCell| cell.get().is_none_or(|known| is_young(known.at));
+        // A time far ahead is that of another limiter's clock.
+        let is_valid = |cell: &CountCell| cell.get().is_none_or(|known| now.abs_diff(known.at) < self.ttl);
         let cell = known.filter(is_valid).unwrap_or_default();
         if cells.younger.len() >= MOST_KEYS {
             cells.older = mem::take(&mut cells.younger);

@@ -156,6 +156,10 @@ async fn a_ban_finds_the_counter_of_calls_whose_count_is_computed() {
     drop(limiter.reserve(&of_count(20), 1, 3).await.unwrap());
     limiter.ban(&of_count(10), 1, MINUTE).await.unwrap();
     assert_eq!(limiter.reserve(&of_count(30), 1, 1).await.unwrap_err().cause(), Cause::Banned);
+    // Of calls that the settings fit, it is the counter that these have.
+    limiter.acquire(&of_count(10), 2).await.unwrap();
+    limiter.ban(&of_count(10), 2, MINUTE).await.unwrap();
+    assert_eq!(limiter.acquire(&of_count(10), 2).await.unwrap_err().cause(), Cause::Banned);
 }
 
 #[tokio::test]
