@@ -357,8 +357,7 @@ fn a_place_is_denied_at_once_as_a_request_is() {
     assert!(!denied.outcome.unwrap());
     let mut query = Query::new(&place, &Key::NONE, 1);
     assert!(matches!(memory.try_charge(&mut query, None), Attempt::Decided));
-    let Decision { remaining, retry_after_ms, .. } = denied.charges[0].decision;
-    assert_eq!(query.outcome, Outcome::denied(remaining, retry_after_ms));
+    assert_eq!(query.outcome.decision(place.limit()), denied.charges[0].decision);
 }
 
 /// Of a new counter, and of one whose place is free again. No call would free it.

@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::{
     contract::{Evaluation, MemoryState, Recovery},
-    hold_set::{HoldSet, end_ms},
+    hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
 use super::{
@@ -48,7 +48,7 @@ impl Semaphore {
     /// The end of the leases of permits, which are renewed all the time: of all of them by this rule, whose lease may
     /// have changed.
     fn taken_until_ms(&self, rule: &Rule, now_us: u64) -> Option<u64> {
-        (self.taken > 0).then(|| end_ms(now_us, rule.period_ms()))
+        (self.taken > 0).then(|| now_us / 1000 + rule.period_ms())
     }
 
     /// The earliest end of a lease.
@@ -80,18 +80,6 @@ impl Semaphore {
         let remaining = rule.count().saturating_sub(self.total());
         let wait_ms = || self.first_end_ms(rule, now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
         (remaining, (cost > remaining).then(wait_ms))
-    }
-
-    /// See [`MemoryState::charge_at_once`].
-    #[inline(never)] // the code of each call stays short
-    fn charge_beside_holds(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Outcome {
-        let (remaining, retry_after_ms) = self.free(rule, cost, now.us);
-        if let Some(retry_after_ms) = retry_after_ms {
-            return Outcome::denied(remaining, retry_after_ms);
-        }
-        let receipt = self.take(cost);
-        let reset_after_ms = self.last_end_ms(rule, now.us).map_or(0, |ends_ms| ends_ms - now.ms);
-        Outcome::admitted(remaining - cost, reset_after_ms, receipt)
     }
 
     /// Takes places for a permit. Returns the receipt.
@@ -143,12 +131,12 @@ impl MemoryState for Semaphore {
         }
     }
 
-    /// Without holds, no lease ends: those of permits are renewed all the time.
+    /// If there are no holds: the leases of permits, which are renewed all the time, have no end.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(&mut self, rule: &Rule, cost: u64, now: DecisionTime) -> Option<Outcome> {
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, _now: DecisionTime) -> Option<Outcome> {
         if self.held.is_some() {
-            return Some(self.charge_beside_holds(rule, cost, now));
+            return None;
         }
         let (remaining, lease_ms) = (rule.count().saturating_sub(self.taken), rule.period_ms());
         if cost > remaining {
@@ -244,7 +232,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Algorithm;
+    use crate::{
+        Algorithm,
+        algorithm::{contract::charge, hold_set::end_ms},
+    };
 
     const COUNT: u64 = 6;
 
@@ -283,10 +274,14 @@ mod tests {
                 let taken = held + permits.iter().map(|(_, counted)| counted).sum::<u64>();
                 match what {
                     0..3 => {
-                        let now = DecisionTime { us: now_us / 1000 * 1000, ms: now_us / 1000 };
-                        let before = state.evaluate(&ChargeQuery::of(&rule, cost), cost, now.us).decision;
-                        let outcome = state.charge_at_once(&rule, cost, now).unwrap();
-                        let after = state.evaluate(&ChargeQuery::of(&rule, 0), 0, now.us).decision;
+                        let now = DecisionTime { us: now_us, ms: now_us / 1000 };
+                        let before = state.evaluate(&ChargeQuery::of(&rule, cost), cost, now_us).decision;
+                        let hold = Hold::of_permit(rule.period());
+                        let query = ChargeQuery { hold: Some(&hold), ..ChargeQuery::of(&rule, cost) };
+                        let at_once = state.charge_at_once(&rule, cost, now);
+                        prop_assert_eq!(at_once.is_none(), state.held.is_some());
+                        let outcome = at_once.unwrap_or_else(|| charge(&mut state, &query, now_us));
+                        let after = state.evaluate(&ChargeQuery::of(&rule, 0), 0, now_us).decision;
                         if outcome.fits() {
                             prop_assert_eq!(outcome.decision(COUNT), after);
                         } else {
