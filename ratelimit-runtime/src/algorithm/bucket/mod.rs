@@ -93,51 +93,6 @@ impl Bucket {
             (plain, None) => *plain = Self::large(level),
         }
     }
-
-    /// A charge of this cost, if it can be decided at once.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // in each call
-    fn plain_charge(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Option<PlainCharge<'_>> {
-        let (unit, refill) = (NonZeroU64::new(rule.period_ms())?, NonZeroU64::new(rule.count())?);
-        let Self::Plain(level) = self else { return None };
-        let before = level.deficit_at_pace(refill.get(), now_ms)?;
-        if cost > rule.limit() {
-            return None;
-        }
-        let (after, capacity) = (before + cost * unit.get(), rule.limit() * unit.get());
-        Some(PlainCharge { level, before, after, capacity, unit, refill })
-    }
-}
-
-/// A charge to a bucket by a rule that has its pace.
-struct PlainCharge<'a> {
-    level: &'a mut PackedLevel,
-    /// The deficit without the charge.
-    before: u64,
-    /// The deficit with it.
-    after: u64,
-    capacity: u64,
-    /// Units of a token.
-    unit: NonZeroU64,
-    /// Units that come back each millisecond.
-    refill: NonZeroU64,
-}
-
-impl PlainCharge<'_> {
-    #[inline]
-    fn fits(&self) -> bool {
-        self.after <= self.capacity
-    }
-
-    /// The outcome if it does not fit.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // in each call that is refused, which drops what it does not need
-    fn denied(&self) -> Outcome {
-        let Self { before, after, capacity, unit, refill, .. } = *self;
-        let free = capacity.saturating_sub(before);
-        let remaining = if free < unit.get() { 0 } else { free / unit }; // a division takes long
-        Outcome::denied(remaining, Quotient::ceil(after - capacity, refill))
-    }
 }
 
 /// Charges units that fit to a queue without slots to come. `None` if a number is too large.
@@ -240,11 +195,18 @@ impl MemoryState for Bucket {
             Algorithm::LeakyBucket { .. } => true,
             _ => return None,
         };
-        let charge = self.plain_charge(rule, cost, now.ms)?;
-        if !charge.fits() {
-            return Some(charge.denied());
+        let (unit, refill) = (NonZeroU64::new(rule.period_ms())?, NonZeroU64::new(rule.count())?);
+        let Self::Plain(level) = self else { return None };
+        let before = level.deficit_at_pace(refill.get(), now.ms)?;
+        if cost > rule.limit() {
+            return None;
         }
-        let PlainCharge { level, before, after, capacity, unit, refill } = charge;
+        let (after, capacity) = (before + cost * unit.get(), rule.limit() * unit.get());
+        if after > capacity {
+            let free = capacity.saturating_sub(before);
+            let remaining = if free < unit.get() { 0 } else { free / unit }; // a division takes long
+            return Some(Outcome::denied(remaining, Quotient::ceil(after - capacity, refill)));
+        }
         if is_queue {
             // Otherwise the slot comes later.
             return if before == 0 { charge_empty_queue(level, rule, after, now.ms) } else { None };

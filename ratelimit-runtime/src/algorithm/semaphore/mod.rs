@@ -65,21 +65,10 @@ impl Semaphore {
         self.taken_until_ms(rule, now_us).max(self.held.as_ref().and_then(|held| held.last_end_ms(now_us)))
     }
 
-    #[inline]
     fn drop_expired(&mut self, now_us: u64) {
         if let Some(held) = &mut self.held {
             held.drop_expired(now_us);
         }
-    }
-
-    /// The number of free places. If they are too few, also the time until the first hold ends: that one may not
-    /// free enough, and the caller is evaluated again then.
-    #[inline]
-    fn free(&mut self, rule: &Rule, cost: u64, now_us: u64) -> (u64, Option<u64>) {
-        self.drop_expired(now_us);
-        let remaining = rule.count().saturating_sub(self.total());
-        let wait_ms = || self.first_end_ms(rule, now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
-        (remaining, (cost > remaining).then(wait_ms))
     }
 
     /// Takes places for a permit. Returns the receipt.
@@ -113,9 +102,13 @@ impl MemoryState for Semaphore {
     fn correct_clock(&mut self, _rule: &Rule, _now_us: u64) {}
 
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
-        let (remaining, retry_after_ms) = self.free(query.rule, cost, now_us);
-        let reset_after_ms = self.last_end_ms(query.rule, now_us).map_or(0, |ends_ms| ends_ms - now_us / 1000);
-        let found = Evaluation::new(query.rule, remaining, reset_after_ms, retry_after_ms);
+        self.drop_expired(now_us);
+        let rule = query.rule;
+        let remaining = rule.count().saturating_sub(self.total());
+        let until = |ends_ms: Option<u64>| ends_ms.map_or(0, |ends_ms| ends_ms - now_us / 1000);
+        // The first hold that ends may not free enough: the caller is evaluated again then.
+        let retry_after_ms = (cost > remaining).then(|| until(self.first_end_ms(rule, now_us)));
+        let found = Evaluation::new(rule, remaining, until(self.last_end_ms(rule, now_us)), retry_after_ms);
         if found.fits { found } else { Evaluation { held: self.total(), fits_when_released: true, ..found } }
     }
 
