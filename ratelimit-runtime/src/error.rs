@@ -244,6 +244,14 @@ impl RequestPerMinute {
         }
     }
 
+    /// The refusal of a caller with another cost by the same limit.
+    pub(crate) fn with_cost(mut self, cost: u64) -> Self {
+        if let NamedRefusal::Unnamed(Refusal::Exceeded(exceeded)) = &mut self.0 {
+            exceeded.cost = cost;
+        }
+        self
+    }
+
     /// Sets the rest of the wait.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
         if let NamedRefusal::Unnamed(Refusal::Exceeded(exceeded)) = &mut self.0 {

@@ -175,8 +175,8 @@ impl Limiter {
     ///
     /// # Time
     ///
-    /// A query to Redis that is on its way when the time is over is awaited: the call may return up to two
-    /// deadlines later.
+    /// The time is rounded up to whole milliseconds, as all waits are: a call may wait for up to one more. A query to
+    /// Redis that is on its way when the time is over is awaited: the call may return up to two deadlines later.
     ///
     /// # Panics
     ///

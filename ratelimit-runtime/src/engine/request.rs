@@ -259,11 +259,16 @@ impl AcquireRequest {
         may_be && matches!(self.on_refusal(reason), OnLimit::Wait(_))
     }
 
-    pub(super) fn give_up_at(&self, reason: RefusalReason, ticket: WaitTicket) -> Option<Duration> {
-        match self.on_refusal(reason) {
-            OnLimit::Wait(longest) => longest.map(|longest| ticket.arrived_at.saturating_add(longest)),
-            OnLimit::Reject => Some(ticket.arrived_at),
-        }
+    /// The time that is left of the longest wait. In whole milliseconds, rounded up, as the waits for a turn are: a
+    /// turn in time may not seem to come too late.
+    pub(super) fn left_of_wait(&self, reason: RefusalReason, ticket: WaitTicket, now: Duration) -> Option<Duration> {
+        let longest = match self.on_refusal(reason) {
+            OnLimit::Wait(longest) => longest?,
+            OnLimit::Reject => Duration::ZERO,
+        };
+        let left = ticket.arrived_at.saturating_add(longest).saturating_sub(now);
+        let part = Duration::from_nanos((left.subsec_nanos() % 1_000_000).into());
+        Some(if part.is_zero() { left } else { left.saturating_add(Duration::from_millis(1)).saturating_sub(part) })
     }
 
     /// Sets how long the caller still waits for the counter of a charge, from now on.
@@ -274,10 +279,10 @@ impl AcquireRequest {
             Some(Hold { exclusive: true, .. }) => RefusalReason::Exclusive,
             _ => RefusalReason::Quota,
         };
-        charge.longest_wait = match self.give_up_at(reason, ticket) {
+        charge.longest_wait = match self.left_of_wait(reason, ticket, self.clock().now()) {
             _ if !self.waits_for(reason) => Duration::ZERO,
             None => Duration::MAX,
-            Some(at) => at.saturating_sub(self.clock().now()).saturating_add(Charge::SHORTEST_WAIT),
+            Some(left) => left.saturating_add(Charge::SHORTEST_WAIT),
         };
     }
 

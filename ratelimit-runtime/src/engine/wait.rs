@@ -178,18 +178,18 @@ impl AcquireRequest {
                             return Err(refusal);
                         }
                         self.outage_wait = None;
-                        let give_up_at = self.wait_ticket.and_then(|ticket| self.give_up_at(reason, ticket));
                         let now = self.clock().now();
-                        let soonest = if may_free_early || is_out_of_date { now } else { now.saturating_add(ready_in) };
-                        let is_too_late = give_up_at.is_some_and(|end| soonest > end || now >= end);
+                        let left = self.wait_ticket.and_then(|ticket| self.left_of_wait(reason, ticket, now));
+                        let soonest = if may_free_early || is_out_of_date { Duration::ZERO } else { ready_in };
+                        let is_too_late = left.is_some_and(|left| soonest > left || left.is_zero());
                         match (position.is_refused_by(&answer), is_too_late) {
                             (true, true) => return self.leave(position).await,
                             (true, false) => {}
                             (false, true) => return Err(refusal),
                             // No queue is for this counter, as with a cost of 0 while it is banned.
                             (false, false) => {
-                                let ready_at = now.saturating_add(ready_in.clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
-                                sleeps_until = Some(give_up_at.map_or(ready_at, |end| end.min(ready_at)));
+                                let pause = ready_in.clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+                                sleeps_until = Some(now.saturating_add(left.map_or(pause, |left| left.min(pause))));
                                 break charges;
                             }
                         }

@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::{Cause, Limiter, ManualClock, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, RequestPerMinute, Rule, limit_request_per_time};
 use tokio::task::JoinSet;
 
 use crate::support::plain_store::on_plain_store;
@@ -16,6 +16,7 @@ use crate::support::{
     limiter_on, settle,
 };
 
+const US: Duration = Duration::from_micros(1);
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -144,6 +145,25 @@ async fn a_wait_known_to_be_too_long_is_refused_at_once() {
         let refused = exceeded(ends(limiter.acquire_within(&rule, 1, SECOND / 2 - MS)).await);
         assert_eq!(refused.retry_after(), Some(SECOND / 2 + SECOND), "{algorithm:?}");
         clock.advance(SECOND / 2);
+        settle().await;
+        assert_eq!(line.served(), [0], "{algorithm:?}");
+    }
+}
+
+/// Waits are told in whole milliseconds, rounded up. So they seem to end after the maximum here.
+#[tokio::test]
+async fn a_turn_within_the_last_millisecond_of_the_maximum_is_waited_for() {
+    for algorithm in [FIXED, LOG, Algorithm::LeakyBucket { queue: 9 }] {
+        let clock = ManualClock::new();
+        let limiter = in_memory(&clock).await;
+        let rule = Rule::new("patience", 1, SECOND).by(algorithm);
+        clock.advance(100 * US);
+        limiter.acquire_within(&rule, 1, Duration::ZERO).await.unwrap();
+        clock.advance(35 * US);
+        let mut line = Line::new(&limiter);
+        line.join(0, rule, 1, SECOND - 20 * US).await;
+        assert_eq!(line.tasks.try_join_next().map(|task| task.unwrap().err()), None, "{algorithm:?}");
+        clock.advance(SECOND);
         settle().await;
         assert_eq!(line.served(), [0], "{algorithm:?}");
     }

@@ -32,7 +32,9 @@ impl WaitState {
         let caller = self.callers.get(&ticket)?;
         let estimates = caller.counters.iter().filter_map(|counter| {
             let queue = self.queues.get(&counter.id)?;
-            Some((queue.latest_refusal.clone()?, self.turn_at(counter, now)?))
+            // That of the latest caller who was refused.
+            let refusal = queue.latest_refusal.clone()?;
+            Some((refusal.with_cost(counter.cost), self.turn_at(counter, now)?))
         });
         estimates.max_by_key(|(_, at)| *at)
     }

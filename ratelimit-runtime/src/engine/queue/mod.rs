@@ -162,15 +162,19 @@ impl WaitQueues {
         let mut state = self.lock();
         let turn = Arc::new(Notify::new());
         let mut counters = SmallVec::<[WaitingFor; 1]>::new();
-        let mut is_full = false;
+        let (mut is_full, mut to_advance) = (false, SmallVec::<[QueueId; 1]>::new());
         for charge in counted(charges) {
             let (id, cost, most) = (QueueId::of(charge), charge.least(), charge.cost);
             state.queues.entry(id).or_insert_with(|| WaitQueue::new(&charge.rule)).rule = charge.rule;
             // A settlement makes room for callers of all limits.
             let of_counter = || QueueId::all_of(id.counter);
             if charge.settles || state.queues.range(of_counter()).any(|(_, queue)| queue.settles) {
-                let queues = state.queues.range_mut(of_counter());
-                queues.for_each(|(_, queue)| queue.expect_settlements(now, self.is_shared));
+                for (other, queue) in state.queues.range_mut(of_counter()) {
+                    queue.expect_settlements(now, self.is_shared);
+                    to_advance.push(*other);
+                }
+            } else {
+                to_advance.push(id);
             }
             let queue = &state.queues[&id];
             let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
@@ -189,7 +193,6 @@ impl WaitQueues {
                 is_parked: false,
             });
         }
-        let ids: SmallVec<[QueueId; 1]> = counters.iter().map(|counter| counter.id).collect();
         // Shadow rules block no call. A caller with no other rules may ask at once.
         let is_asking = counters.is_empty();
         for counter in &counters {
@@ -212,7 +215,7 @@ impl WaitQueues {
         if is_refused {
             state.remove(ticket);
         }
-        state.advance(ids, now, &mut wakes);
+        state.advance(to_advance, now, &mut wakes);
         self.waiting.store(state.callers.len(), Ordering::Release);
         drop(state);
         wake(wakes);

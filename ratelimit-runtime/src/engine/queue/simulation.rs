@@ -1,6 +1,6 @@
 //! Callers who wait for a server some milliseconds away. The clock is moved by hand.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{cmp::Reverse, collections::BinaryHeap, slice};
 
 use super::wait_queue::MOST_RESERVATIONS;
 use super::{callers::charge_of, *};
@@ -355,8 +355,7 @@ fn a_caller_of_two_counters_waits_for_the_answer_of_the_caller_ahead() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let [user, all] = of_user_and_all(0);
-    let ahead =
-        queues.join(queues.ticket(), std::slice::from_ref(&all), None, false).expect("there is space in the queue");
+    let ahead = queues.join(queues.ticket(), slice::from_ref(&all), None, false).expect("there is space in the queue");
     assert_eq!(ahead.look(), Ok(Turn::Ask { early: false }));
     let charges = [Charge { longest_wait: HOUR, ..all }, Charge { longest_wait: 9 * HOUR, ..user }];
     let behind = queues.join(queues.ticket(), &charges, None, false).expect("there is space in the queue");
@@ -387,30 +386,40 @@ fn a_refusal_of_a_later_caller_who_needs_more_does_not_delay_the_first() {
     assert!(second.look().is_err());
 }
 
+fn refusal_of([charge]: &[Charge; 1], sent_at: Duration) -> StoreAnswer {
+    let Decision { remaining, retry_after_ms, .. } = charge.decision;
+    let refusal = RequestPerMinute::exceeded(&charge.rule, charge.cost, remaining, retry_after_ms);
+    let answer = StoreAnswer::of(slice::from_ref(charge), sent_at);
+    StoreAnswer { refusal: Some((QueueId::of(charge), refusal)), ..answer }
+}
+
+/// Not that of the caller ahead, whose refusal is the latest.
+#[test]
+fn a_caller_whose_turn_comes_too_late_is_told_its_own_cost() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let rule = Rule::new("item", 10, HOUR);
+    let ahead = refused_with(&rule, 5, HOUR);
+    let answer = refusal_of(&ahead, clock.now());
+    let _ahead = queues.join(queues.ticket(), &ahead, Some((&answer, queues.changes(&ahead))), false).expect("space");
+    let charges = [Charge { longest_wait: SECOND, ..charge_of(&rule, 1, 1) }];
+    let (refused, _) = queues.join(queues.ticket(), &charges, None, false).err().flatten().expect("a refusal");
+    assert_eq!(refused.rule_and_cost().1, 1);
+}
+
 /// The answer to the later request, of a larger cost, is handled first.
 #[test]
 fn a_caller_is_not_refused_at_once_for_the_wait_of_a_larger_cost() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let rule = Rule::new("item", 10, HOUR).with_algorithm(Algorithm::SlidingLog);
-    let answer_at = |charges: &[Charge], sent_at| {
-        let mut answer = StoreAnswer::of(charges, sent_at);
-        let refusal = RequestPerMinute::exceeded(
-            &rule,
-            charges[0].cost,
-            charges[0].decision.remaining,
-            charges[0].decision.retry_after_ms,
-        );
-        answer.refusal = Some((QueueId::of(&charges[0]), refusal));
-        answer
-    };
     let (small_ticket, large_ticket) = (queues.ticket(), queues.ticket());
     let [small] = refused_with(&rule, 1, SECOND);
     let small = [Charge { longest_wait: 30 * SECOND, ..small }];
     let large = refused_with(&rule, 9, HOUR);
-    let of_small = answer_at(&small, clock.now());
+    let of_small = refusal_of(&small, clock.now());
     clock.advance(Duration::from_millis(1));
-    let of_large = answer_at(&large, clock.now());
+    let of_large = refusal_of(&large, clock.now());
     let _large =
         queues.join(large_ticket, &large, Some((&of_large, queues.changes(&large))), false).expect("there is space");
     assert!(queues.join(small_ticket, &small, Some((&of_small, queues.changes(&small))), false).is_ok());
@@ -477,4 +486,20 @@ fn a_cost_that_settles_may_make_room_for_callers_with_any_count() {
         let settles: Vec<_> = queues.lock().queues.values().map(|queue| queue.settles).collect();
         assert_eq!(settles, [true, true], "{settling}");
     }
+}
+
+/// The settlement of another process wakes none of them, so all have to ask in time.
+#[test]
+fn a_cost_that_settles_sets_the_timers_of_callers_with_any_count() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), true);
+    let [rule, other] = [10, 20].map(|count| Rule::new("item", count, HOUR));
+    let refused = refused_with(&rule, 1, HOUR);
+    let answer = (&StoreAnswer::of(&refused, clock.now()), queues.changes(&refused));
+    let first = queues.join(queues.ticket(), &refused, Some(answer), false).expect("there is space");
+    let later = first.look().unwrap_err().expect("a timer");
+    let settled = [Charge { settles: true, ..charge_of(&other, 1, 1) }];
+    let _second = queues.join(queues.ticket(), &settled, None, false).expect("there is space");
+    let sooner = first.look().unwrap_err().expect("a timer");
+    assert!(sooner < later && sooner <= clock.now() + SECOND, "{sooner:?}, {later:?}");
 }
