@@ -266,6 +266,9 @@ impl AcquireRequest {
             OnLimit::Wait(longest) => longest?,
             OnLimit::Reject => Duration::ZERO,
         };
+        if longest.is_zero() {
+            return Some(Duration::ZERO); // also if the clock of another processor is a little behind
+        }
         let left = ticket.arrived_at.saturating_add(longest).saturating_sub(now);
         let part = Duration::from_nanos((left.subsec_nanos() % 1_000_000).into());
         Some(if part.is_zero() { left } else { left.saturating_add(Duration::from_millis(1)).saturating_sub(part) })
