@@ -114,7 +114,10 @@ async fn an_ask_redirection_is_not_followed_after_waiting_for_a_connection() {
     let from = cluster.primary_of_slot(slot);
     let to = (from + 1) % 3;
     cluster.proxy(to).set(Mode::Stall);
+    let before = cluster.proxy(to).accepted();
     cluster.proxy(to).cut();
+    // By then the client knows that its connection has ended: a request on that one would be lost.
+    eventually("the client connects again", || async { cluster.proxy(to).accepted() > before }).await;
     cluster.begin_move(slot, from, to);
     let late = tokio::spawn({
         let limiter = limiter.clone();
