@@ -16,6 +16,7 @@ use crate::{
     Clock, Key, OnStoreError, RequestPerMinute, Rule, SetupError,
     algorithm::{Capabilities, HoldSupport, capabilities},
     backend::MAX_AT_ONCE,
+    decision::round_up_ms,
     observe,
     rule::call_kind::{CallCost, CallKind},
     store::{BANS_NOTHING, Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
@@ -259,8 +260,8 @@ impl AcquireRequest {
         may_be && matches!(self.on_refusal(reason), OnLimit::Wait(_))
     }
 
-    /// The time that is left of the longest wait. In whole milliseconds, rounded up, as the waits for a turn are: a
-    /// turn in time may not seem to come too late.
+    /// The time that is left of the longest wait. In whole milliseconds, rounded up, as the waits for a turn are:
+    /// otherwise a turn in time could seem to come too late.
     pub(super) fn left_of_wait(&self, reason: RefusalReason, ticket: WaitTicket, now: Duration) -> Option<Duration> {
         let longest = match self.on_refusal(reason) {
             OnLimit::Wait(longest) => longest?,
@@ -270,8 +271,7 @@ impl AcquireRequest {
             return Some(Duration::ZERO); // also if the clock of another processor is a little behind
         }
         let left = ticket.arrived_at.saturating_add(longest).saturating_sub(now);
-        let part = Duration::from_nanos((left.subsec_nanos() % 1_000_000).into());
-        Some(if part.is_zero() { left } else { left.saturating_add(Duration::from_millis(1)).saturating_sub(part) })
+        Some(Duration::from_millis(round_up_ms(left)))
     }
 
     /// Sets how long the caller still waits for the counter of a charge, from now on.

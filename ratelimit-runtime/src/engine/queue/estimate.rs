@@ -32,7 +32,7 @@ impl WaitState {
         let caller = self.callers.get(&ticket)?;
         let estimates = caller.counters.iter().filter_map(|counter| {
             let queue = self.queues.get(&counter.id)?;
-            // That of the latest caller who was refused.
+            // Of the latest caller who was refused, so perhaps with another cost.
             let refusal = queue.latest_refusal.clone()?;
             Some((refusal.with_cost(counter.cost), self.turn_at(counter, now)?))
         });
