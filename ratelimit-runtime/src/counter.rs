@@ -202,7 +202,7 @@ impl Secret {
         if !text.is_empty() {
             hasher.write(text);
         }
-        for number in key.into_iter().chain(rule) {
+        for number in [key[0], key[1], rule[0], rule[1]] {
             hasher.write_u64(number);
         }
         hasher.finish()
