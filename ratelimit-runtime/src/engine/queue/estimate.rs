@@ -59,6 +59,20 @@ impl WaitState {
         })
     }
 
+    /// Lets a caller wait for turns that come less than a millisecond after its longest wait: the wait for them was
+    /// told in whole milliseconds, rounded up.
+    pub(super) fn wait_for_rounded_turns(&mut self, ticket: u64) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        for counter in &mut caller.counters {
+            let turn_at = self.queues.get(&counter.id).map(|queue| queue.ready_at);
+            if let (Some(end), Some(turn_at)) = (&mut counter.gives_up_at, turn_at)
+                && turn_at.saturating_sub(*end) < Duration::from_millis(1)
+            {
+                *end = turn_at.max(*end);
+            }
+        }
+    }
+
     /// The time when a caller gives up, or when that has to be looked at again. It waits for a counter as long as
     /// it may, and afterwards only for its other counters.
     pub(super) fn gives_up_at(&self, ticket: u64, now: Duration) -> Option<Duration> {

@@ -394,6 +394,7 @@ impl QueuePosition<'_> {
             state.stop_asking(self.ticket);
             state.enqueue(self.ticket, true);
             state.learn(answer, has_changed, now, self.queues.is_shared, wakes);
+            state.wait_for_rounded_turns(self.ticket);
             state.advance(ids, now, wakes);
             is_out_of_date
         })

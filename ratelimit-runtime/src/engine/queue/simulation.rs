@@ -393,6 +393,24 @@ fn refusal_of([charge]: &[Charge; 1], sent_at: Duration) -> StoreAnswer {
     StoreAnswer { refusal: Some((QueueId::of(charge), refusal)), ..answer }
 }
 
+/// A wait is told in whole milliseconds, rounded up, and begins with the request.
+#[test]
+fn a_turn_in_the_millisecond_after_the_longest_wait_is_in_time() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let [ms, us] = [Duration::from_millis(1), Duration::from_micros(1)];
+    let [charge] = refused_with(&Rule::new("item", 1, SECOND), 1, ms);
+    let charges = [Charge { longest_wait: ms + Charge::SHORTEST_WAIT, ..charge }];
+    let position = queues.join(queues.ticket(), &charges, None, false).expect("there is space in the queue");
+    assert_eq!(position.look(), Ok(Turn::Ask { early: false }));
+    clock.advance(10 * us);
+    position.refused(&StoreAnswer::of(&charges, clock.now()));
+    clock.advance(ms - us);
+    assert_eq!(position.look(), Err(Some(clock.now() + us)));
+    clock.advance(us);
+    assert_eq!(position.look(), Ok(Turn::Ask { early: false }));
+}
+
 /// Not that of the caller ahead, whose refusal is the latest.
 #[test]
 fn a_caller_whose_turn_comes_too_late_is_told_its_own_cost() {
