@@ -210,7 +210,8 @@ impl Builder {
     /// The largest number of counters in the memory store. The default is one million.
     ///
     /// Only counters that equal unused ones are dropped. When all are in use, calls that need a new
-    /// counter are refused. With [`OnStoreError::Allow`] they are admitted, with `Wait` they wait.
+    /// counter are refused. With [`OnStoreError::Allow`] they are admitted, with `Wait` they wait. With 0, there is
+    /// room for none.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.settings.max_keys = max_keys;
         self
@@ -278,7 +279,7 @@ impl Builder {
     /// 10,000.
     ///
     /// The next caller is refused, with [`Cause::Exceeded`](crate::Cause::Exceeded). A caller of several rules
-    /// counts only at the counters that it has to wait for.
+    /// counts only at the counters that it has to wait for. With 0, no call waits.
     ///
     /// Under [`OnStoreError::Wait`](crate::OnStoreError::Wait) as many calls of the limiter may also
     /// wait for its store.
