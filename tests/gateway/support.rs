@@ -171,11 +171,10 @@ pub(crate) type Requests = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
 impl Upstream {
     pub(crate) fn start() -> Self {
-        Self::at("127.0.0.1:0".parse().unwrap())
+        Self::on(TcpListener::bind("127.0.0.1:0").unwrap())
     }
 
-    pub(crate) fn at(address: SocketAddr) -> Self {
-        let listener = TcpListener::bind(address).unwrap();
+    pub(crate) fn on(listener: TcpListener) -> Self {
         let upstream = Self { address: listener.local_addr().unwrap(), requests: Requests::default() };
         let requests = Arc::clone(&upstream.requests);
         thread::spawn(move || {

@@ -9,20 +9,19 @@ use tokio::{
 
 use super::support::{Gateway, Upstream, client, eventually};
 
-/// An address at which nobody listens, as the kernel gave it away a moment ago.
-fn free_address() -> std::net::SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 #[tokio::test]
 async fn an_outage_is_two_events_and_each_request_is_counted() {
-    let address = free_address();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap(); // refuses connections, as it does not listen
+    let address = socket.local_addr().unwrap();
     let gateway = Gateway::before(&format!("http://{address}"), &[]);
     let client = client();
     for _ in 0..20 {
         assert_eq!(gateway.get(&client, "/").await.status(), 502);
     }
-    let _upstream = Upstream::at(address);
+    let listener = socket.listen(1_024).unwrap().into_std().unwrap();
+    listener.set_nonblocking(false).unwrap();
+    let _upstream = Upstream::on(listener);
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     for _ in 0..20 {
         assert_eq!(gateway.get(&client, "/").await.status(), 200);
@@ -70,7 +69,7 @@ async fn an_upstream_that_stops_in_its_body_ends_the_response() {
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").await.unwrap();
         tokio::time::sleep(Duration::from_secs(600)).await;
     });
-    let gateway = Gateway::before(&url, &["--upstream-timeout", "300ms"]);
+    let gateway = Gateway::before(&url, &["--upstream-timeout", "3s"]);
     let response = gateway.get(&client(), "/").await;
     assert_eq!(response.status(), 200);
     assert!(response.text().await.is_err(), "half of a body is not a whole one");

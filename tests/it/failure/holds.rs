@@ -75,15 +75,15 @@ async fn a_settlement_that_panics_is_tried_again() {
 async fn a_place_that_is_granted_late_is_renewed_in_time() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
-    let builder = Limiter::builder(&proxy.url()).deadline(3 * SECOND).on_store_error(OnStoreError::Deny);
+    let builder = Limiter::builder(&proxy.url()).deadline(9 * SECOND).on_store_error(OnStoreError::Deny);
     let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
-    let places = Rule::new("late", 1, SECOND).with_algorithm(Algorithm::Concurrent);
+    let places = Rule::new("late", 1, 3 * SECOND).with_algorithm(Algorithm::Concurrent);
     let first = limiter.acquire(&places, fresh_key()).await.unwrap();
-    sleep(500 * MS).await; // it is renewed once: the connections are open, and the scripts loaded
+    sleep(1_500 * MS).await; // it is renewed once: the connections are open, and the scripts loaded
     first.refund().await.unwrap();
-    proxy.set(Mode::Delay(350 * MS));
+    proxy.set(Mode::Delay(1_050 * MS));
     let place = limiter.acquire(&places, key).await.unwrap();
-    for _ in 0..200 {
+    for _ in 0..600 {
         assert!(other.acquire(&places, key).await.is_err(), "two have the place");
         sleep(10 * MS).await;
     }
@@ -96,7 +96,7 @@ async fn failed_renewals_are_retried_within_the_lease() {
     let store = Unreliable::default();
     let builder = Limiter::builder("memory://").deadline(20 * MS).on_store_error(OnStoreError::Deny);
     let limiter = builder.over(store.clone()).unwrap();
-    let lease = 3 * SECOND;
+    let lease = 6 * SECOND;
     let rule = Rule::new("again", 10_000, lease).with_algorithm(Algorithm::Concurrent);
     let places = join_all((0..6_000).map(|_| async { limiter.acquire(&rule, 1).await.unwrap() })).await;
     let began = Instant::now();
@@ -107,9 +107,9 @@ async fn failed_renewals_are_retried_within_the_lease() {
     assert!((2..=2_500).contains(&most), "{most} in one go");
     // No renewals come after the holds have ended.
     drop(places);
-    sleep(SECOND).await;
+    sleep(lease / 3).await;
     let before = store.renewals.load(Ordering::SeqCst);
-    sleep(SECOND).await;
+    sleep(lease / 3).await;
     assert_eq!(store.renewals.load(Ordering::SeqCst), before);
 }
 
@@ -118,14 +118,15 @@ async fn failed_renewals_are_retried_within_the_lease() {
 async fn a_process_cut_off_for_a_whole_lease_loses_its_place() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
-    let (limiter, other, key) = (Limiter::connect(&proxy.url()).await.unwrap(), limiter_on(&server).await, fresh_key());
-    let places = Rule::new("cut-off", 1, 500 * MS).with_algorithm(Algorithm::Concurrent);
+    let builder = Limiter::builder(&proxy.url()).deadline(SECOND).on_store_error(OnStoreError::Deny);
+    let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    let places = Rule::new("cut-off", 1, 3 * SECOND).with_algorithm(Algorithm::Concurrent);
     let place = limiter.acquire(&places, key).await.unwrap();
     proxy.set(Mode::Stall);
     let next = ends(other.acquire_within(&places, key, PATIENCE)).await.unwrap();
     assert!(!place.is_held());
     proxy.set(Mode::Pass);
-    sleep(SECOND).await;
+    sleep(1_500 * MS).await;
     assert!(!place.is_held() && next.is_held());
 }
 

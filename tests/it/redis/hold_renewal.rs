@@ -129,7 +129,7 @@ async fn a_short_lease_is_renewed_in_time_beside_a_long_one() {
 async fn a_permit_is_no_longer_held_when_the_server_has_lost_it() {
     let server = RedisServer::start();
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
-    let places = Rule::new("lost", 1, 300 * MS).with_algorithm(Algorithm::Concurrent);
+    let places = Rule::new("lost", 1, 3 * SECOND).with_algorithm(Algorithm::Concurrent);
     let place = limiter.acquire(&places, key).await.unwrap();
     server.command(&[b"FLUSHALL"]);
     eventually("it learns that", || async { !place.is_held() }).await;

@@ -250,7 +250,7 @@ async fn permits_that_arrive_after_the_deadline_are_refunded() {
         charged(&server, key).await >= 100
     };
     eventually("a prefetch has arrived", is_prefetched).await;
-    proxy.set(Mode::Delay(300 * MS));
+    proxy.set(Mode::Delay(2 * SECOND));
     let others = [fresh_key(), fresh_key(), fresh_key()];
     let calls: JoinSet<_> = others.into_iter().map(|other| limiter.acquire(&rule(1000, 100), other)).collect();
     for refused in calls.join_all().await {
@@ -269,10 +269,10 @@ async fn permits_that_arrive_after_the_deadline_are_refunded() {
 async fn close_waits_for_a_late_prefetch_and_its_refund() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
-    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(600 * MS).on_store_error(OnStoreError::Deny);
+    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(3 * SECOND).on_store_error(OnStoreError::Deny);
     let (limiter, key) = (builder.build().await.unwrap(), fresh_key());
     limiter.acquire(&rule(1, 100), fresh_key()).await.unwrap(); // opens the connection for prefetches, and leaves nothing
-    proxy.set(Mode::Delay(400 * MS));
+    proxy.set(Mode::Delay(2 * SECOND));
     assert_eq!(limiter.acquire(&rule(1000, 100), key).await.unwrap_err().cause(), Cause::Unavailable);
     proxy.set(Mode::Delay(100 * MS)); // the refund is in time
     limiter.close().await;

@@ -20,12 +20,13 @@ async fn a_failure_in_another_slot_leaves_no_cached_denial() {
     let (cluster, limiter, [first, second]) = two_slots().await;
     let rule = hourly(1, FIXED);
     let [near, far] = [first, second].map(|key| cluster.primary_of(name(&rule, key)));
-    cluster.proxy(near).set(Mode::Delay(200 * MS));
+    let before = script_calls(cluster.node(near));
+    cluster.proxy(near).set(Mode::Delay(400 * MS));
     let both = acquire_both(&limiter, rule, [first, second]);
-    sleep(500 * MS).await; // evaluated after 400 ms; the charge of the first arrives after 600 ms
+    let is_charged = async || script_calls(cluster.node(near)) == before + 2; // the answer takes 400 ms
+    eventually("the first is evaluated and charged", is_charged).await;
     cluster.proxy(far).set(Mode::Refuse);
     cluster.proxy(far).reset();
-    sleep(20 * MS).await;
     exceeded(limiter.acquire(&rule, first).await); // behind the charge, and ahead of its refund
     assert_eq!(both.await.unwrap().unwrap_err().cause(), Cause::Unavailable);
     cluster.proxy(near).set(Mode::Pass);
@@ -60,10 +61,12 @@ async fn a_waiting_caller_gets_a_charge_that_another_slot_has_refused() {
 async fn a_waiting_caller_gets_the_charge_of_a_caller_who_has_left() {
     let (cluster, limiter, [first, second]) = two_slots().await;
     let rule = hourly(1, FIXED);
-    let near = cluster.proxy(cluster.primary_of(name(&rule, first)));
-    near.set(Mode::Delay(200 * MS));
+    let node = cluster.primary_of(name(&rule, first));
+    let (before, near) = (script_calls(cluster.node(node)), cluster.proxy(node));
+    near.set(Mode::Delay(400 * MS));
     let both = acquire_both(&limiter, rule, [first, second]);
-    sleep(500 * MS).await; // evaluated after 400 ms; the charge of the first arrives after 600 ms
+    let is_charged = async || script_calls(cluster.node(node)) == before + 2; // the answer takes 400 ms
+    eventually("the first is evaluated and charged", is_charged).await;
     let waits = acquire_within(&limiter, rule, first); // behind the charge, and ahead of its refund
     sleep(50 * MS).await;
     both.abort();
@@ -127,7 +130,7 @@ async fn a_place_beside_a_refusal_is_released_again_if_there_is_no_answer() {
     eventually("it is free", async || other.acquire(&place, first).await.is_ok()).await;
 }
 
-/// Returns when the call has the place. Its release is sent after 400 ms, and would arrive after 800 ms.
+/// Returns when the call has the place. Its release is sent after a second, and would arrive after two.
 async fn take_a_place_and_be_refused<'a>(
     cluster: &'a RedisCluster,
     limiter: &Limiter,
@@ -140,13 +143,13 @@ async fn take_a_place_and_be_refused<'a>(
     let node = cluster.primary_of(name(&place, first));
     let (server, near) = (cluster.node(node), cluster.proxy(node));
     let before = script_calls(server);
-    near.set(Mode::Delay(400 * MS));
+    near.set(Mode::Delay(SECOND));
     let both = tokio::spawn({
         let limiter = limiter.clone();
         async move { limiter.acquire_all(&[(&place, Key::new(first), 1), (&quota, Key::new(second), 1)]).await }
     });
     let are_run = async |calls| eventually("its scripts", async || script_calls(server) == before + calls).await;
-    are_run(1).await; // all fits; the answer takes 400 ms, and the next request as long
+    are_run(1).await; // all fits; the answer takes a second, and the next request as long
     limiter.acquire(&quota, second).await.unwrap();
     are_run(2).await;
     (near, both)
@@ -168,7 +171,7 @@ async fn a_place_beside_a_refusal_is_free_although_its_refund_was_lost() {
     let (cluster, limiter, [first, second]) = two_slots().await;
     let place = hourly(1, Algorithm::Concurrent);
     let (near, both) = take_a_place_and_be_refused(&cluster, &limiter, place, [first, second]).await;
-    sleep(600 * MS).await;
+    sleep(1_500 * MS).await;
     near.set(Mode::Refuse);
     near.reset();
     sleep(100 * MS).await;
