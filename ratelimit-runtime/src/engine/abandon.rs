@@ -24,7 +24,7 @@ use crate::{
     store::{Batch, Charge, Charges, Reply, Request},
 };
 
-/// Number of "no such hold" replies after which clean-up relies on the answer to the caller alone.
+/// Number of replies that there is no such hold, or that something is misconfigured, after which clean-up relies on the answer to the caller alone.
 const MOST_ABSENCES: u32 = 3;
 
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
@@ -88,11 +88,12 @@ pub(crate) fn held_charges(charges: &Charges) -> Option<Charges> {
     is_settled.then(|| charges.clone().split(|charge| charge.hold.is_some()).0)
 }
 
-/// True if something was granted. `None` if that is unknown, because an answer was lost.
+/// True if something was granted. `None` if that is unknown: an answer was lost, or is an error. A server that finds a
+/// mistake half way in a script undoes nothing.
 fn is_granted(batch: &Batch) -> Option<bool> {
     let granted = |request: &Request| match &request.outcome {
         Ok(is_granted) => Some(*is_granted),
-        Err(error) => (error.has_no_effect() || error.misconfigured).then_some(false),
+        Err(error) => error.has_no_effect().then_some(false),
     };
     batch.iter().map(granted).try_fold(false, |any, granted| Some(any | granted?))
 }
@@ -104,7 +105,7 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 ///
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
-/// none. Charges that are not held are refunded by their receipts, which are in the answer, if one of
+/// none, or that something is misconfigured. Charges that are not held are refunded by their receipts, which are in the answer, if one of
 /// them is settled later, or if they lie in several slots.
 async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
@@ -157,7 +158,7 @@ async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>)
             match refunded.await {
                 Ok(0) if !is_answered => held.push((charge, absences + 1)),
                 Ok(_) => engine.queues().changed(&charge.counter),
-                Err(_) => held.push((charge, absences)),
+                Err(error) => held.push((charge, absences + u32::from(error.misconfigured))),
             }
         }
         if answer.is_none() {

@@ -74,7 +74,7 @@ impl Guard {
             redis.refunds().listen(move |id, is_pending| {
                 if let Some(guard) = guard.upgrade() {
                     let refunds = guard.refunds.clone();
-                    drop(CounterChange { guard, ids: [id].into(), is_pending });
+                    drop(CounterChange { guard, ids: [id].into(), drops_permits: false, is_pending });
                     refunds.refunded(id, is_pending);
                 }
             });
@@ -339,30 +339,49 @@ fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bo
         && denial_applies(&charge.rule, charge.cost, charge.longest_wait)
 }
 
-/// A change of some counters by the store. When it is dropped, their cached denials are invalidated.
+/// A change of some counters by the store. When it is dropped, what is known of them here is invalidated.
 pub(super) struct CounterChange {
     guard: Arc<GuardInner>,
     ids: SmallVec<[CounterId; 1]>,
+    /// Prefetched permits are invalidated, too: it is a reset or a ban.
+    drops_permits: bool,
     /// The store was asked and has not answered. It may still make the change, by a request that others overtake. So
-    /// they are invalidated once more, and callers who wait are told.
+    /// all is invalidated once more, and callers who wait are told.
     is_pending: bool,
 }
 
 impl CounterChange {
-    /// Invalidates the cached denials when the reply is there, or its future is dropped.
-    pub(super) fn after<T: Send + 'static>(self, reply: Reply<T>) -> Reply<T> {
+    /// Invalidates prefetched permits, too, unless the change has certainly had no effect.
+    pub(super) fn drop_permits(mut self) -> Self {
+        self.drops_permits = true;
+        self
+    }
+
+    /// Invalidates when the reply is there, or its future is dropped.
+    pub(super) fn after<T: Send + 'static>(
+        mut self,
+        reply: Reply<Result<T, StoreError>>,
+    ) -> Reply<Result<T, StoreError>> {
         // Not before the reply: a query on the way may be denied before the store acts, and cached
         // after.
         match reply {
-            Reply::Ready(answer) => Reply::Ready(answer),
+            Reply::Ready(answer) => {
+                self.note(&answer);
+                Reply::Ready(answer)
+            }
             Reply::Pending(reply) => Reply::Pending(Box::pin(async move {
                 let mut change = self;
                 change.is_pending = true;
                 let answer = reply.await;
-                change.is_pending = false;
+                change.note(&answer);
                 answer
             })),
         }
+    }
+
+    fn note<T>(&mut self, answer: &Result<T, StoreError>) {
+        self.is_pending = false;
+        self.drops_permits &= !answer.as_ref().is_err_and(StoreError::has_no_effect);
     }
 }
 
@@ -370,13 +389,14 @@ impl Drop for CounterChange {
     fn drop(&mut self) {
         /// Longer than a request that was sent is on its way.
         const CHANGED_AFTER: Duration = Duration::from_secs(3);
-        self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
+        let drops_permits = self.drops_permits;
+        self.guard.invalidate(&self.ids, drops_permits);
         if self.is_pending && !self.ids.is_empty() {
             let (guard, ids) = (Arc::downgrade(&self.guard), mem::take(&mut self.ids));
             let _ = background::spawn(async move {
                 sleep(CHANGED_AFTER).await;
                 if let Some(guard) = guard.upgrade() {
-                    ids.iter().for_each(|id| guard.denials.invalidate(*id));
+                    guard.invalidate(&ids, drops_permits);
                     ids.iter().for_each(|id| guard.refunds.refunded(*id, false));
                 }
             });
@@ -384,18 +404,14 @@ impl Drop for CounterChange {
     }
 }
 
-/// Invalidates the prefetched quota of a counter when dropped: the store has reset or banned the
-/// counter, or may have.
-struct InvalidateQuota {
-    guard: Arc<GuardInner>,
-    id: CounterId,
-    is_unchanged: bool,
-}
-
-impl Drop for InvalidateQuota {
-    fn drop(&mut self) {
-        if !self.is_unchanged {
-            self.guard.batches.invalidate(self.id);
+impl GuardInner {
+    /// Drops cached denials, and prefetched permits if the store has reset or banned the counters, or may have.
+    fn invalidate(&self, ids: &[CounterId], drops_permits: bool) {
+        for id in ids {
+            self.denials.invalidate(*id);
+            if drops_permits {
+                self.batches.invalidate(*id);
+            }
         }
     }
 }
@@ -403,23 +419,8 @@ impl Drop for InvalidateQuota {
 impl Guard {
     /// A change of these counters.
     pub(super) fn change_of<'a>(&self, counters: impl Iterator<Item = &'a CounterName>) -> CounterChange {
-        CounterChange { guard: Arc::clone(&self.0), ids: counters.map(CounterName::id).collect(), is_pending: false }
-    }
-
-    /// Invalidates all that is known of a counter when the reply is there, or its future is dropped:
-    /// the counter was reset or banned. Prefetched quota stays if that has certainly had no effect.
-    pub(super) fn after_change(
-        &self,
-        change: CounterChange,
-        reply: Reply<Result<(), StoreError>>,
-    ) -> Reply<Result<(), StoreError>> {
-        let id = change.ids[0];
-        let mut invalidate_quota = InvalidateQuota { guard: Arc::clone(&self.0), id, is_unchanged: false };
-        change.after(reply).map(move |done| {
-            invalidate_quota.is_unchanged = done.as_ref().is_err_and(StoreError::has_no_effect);
-            drop(invalidate_quota);
-            done
-        })
+        let (guard, ids) = (Arc::clone(&self.0), counters.map(CounterName::id).collect());
+        CounterChange { guard, ids, drops_permits: false, is_pending: false }
     }
 }
 

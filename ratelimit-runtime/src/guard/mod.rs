@@ -245,7 +245,7 @@ impl Store for Guard {
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        self.after_change(self.change_of(iter::once(&counter)), self.0.store.reset(counter))
+        self.change_of(iter::once(&counter)).drop_permits().after(self.0.store.reset(counter))
     }
 
     fn supports_holds(&self) -> bool {
@@ -267,7 +267,7 @@ impl Store for Guard {
     }
 
     fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
-        self.after_change(self.change_of(iter::once(&charge.counter)), self.0.store.ban(charge, time))
+        self.change_of(iter::once(&charge.counter)).drop_permits().after(self.0.store.ban(charge, time))
     }
 
     fn outage(&self) -> Option<StoreError> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::{Cause, Key, Limiter, OnStoreError, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Rule};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
@@ -71,6 +71,20 @@ async fn a_user_without_the_needed_rights_is_misconfigured() {
             }
         }
     }
+}
+
+/// The script has taken the place when the server refuses to charge the window, and Redis undoes nothing.
+#[tokio::test]
+async fn a_call_that_lacks_the_rights_for_its_second_rule_leaves_no_place_taken() {
+    let server = RedisServer::start();
+    ask::<()>(&server, &format!("ACL SETUSER partial on >{SECRET} ~* +@all -incrby"));
+    let url = format!("redis://partial:{SECRET}@127.0.0.1:{}/", server.port());
+    let (limiter, other) = (with_policy(&url, OnStoreError::Deny).await, limiter_on(&server).await);
+    let (place, window, key) = (hourly(3, Algorithm::Concurrent), hourly(9, FIXED), fresh_key());
+    other.acquire(&window, key).await.unwrap();
+    let refused = limiter.acquire_all(&[(&place, Key::new(key), 1), (&window, Key::new(key), 1)]).await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Misconfigured, "{refused}");
+    eventually("the place is free", async || other.peek(&place, key).await.unwrap().remaining() == 3).await;
 }
 
 #[tokio::test]

@@ -312,6 +312,25 @@ async fn a_refunded_prefetched_permit_is_spent_again() {
     assert_eq!(exceeded(limiter.acquire_n(&rule, key, 2).await).remaining(), 1);
 }
 
+/// A prefetch on another connection has overtaken it.
+#[tokio::test]
+async fn a_reset_that_arrives_after_its_deadline_leaves_no_prefetched_permits() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(300 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, rule, [warm, key]) = (builder.build().await.unwrap(), rule(20, 10), [fresh_key(), fresh_key()]);
+    let is_prefetched = async || limiter.acquire(&rule, warm).await.is_ok() && charged(&server, warm).await >= 10;
+    eventually("the connection for prefetches is open", is_prefetched).await;
+    limiter.reset(&rule, warm).await.unwrap();
+    proxy.hold_next_request(2 * SECOND);
+    assert_eq!(limiter.reset(&rule, key).await.unwrap_err().cause(), Cause::Unavailable);
+    limiter.acquire(&rule, key).await.unwrap();
+    assert_eq!(charged(&server, key).await, 10);
+    eventually("the counter is reset", async || charged(&server, key).await == 0).await;
+    sleep(3 * SECOND).await; // what is known is invalidated three seconds after the deadline
+    assert_eq!(admitted(&limiter, &rule, key, 40).await, 20);
+}
+
 #[tokio::test]
 async fn a_reset_invalidates_prefetched_permits() {
     let timed = Timed::redis().await;
