@@ -24,7 +24,8 @@ use crate::{
     store::{Batch, Charge, Charges, Reply, Request},
 };
 
-/// Number of replies that there is no such hold, or that something is misconfigured, after which clean-up relies on the answer to the caller alone.
+/// Number of replies that there is no such hold, or that something is misconfigured, after which clean-up relies on
+/// the answer to the caller alone.
 const MOST_ABSENCES: u32 = 3;
 
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
@@ -105,8 +106,8 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 ///
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
-/// none, or that something is misconfigured. Charges that are not held are refunded by their receipts, which are in the answer, if one of
-/// them is settled later, or if they lie in several slots.
+/// none, or that something is misconfigured. Charges that are not held are refunded by their receipts, which are in
+/// the answer, if one of them is settled later, or if they lie in several slots.
 async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));

@@ -56,6 +56,8 @@ mod model_check;
 #[cfg(all(test, not(model_check)))]
 mod outages;
 #[cfg(all(test, not(model_check)))]
+mod refusals;
+#[cfg(all(test, not(model_check)))]
 mod schedules;
 #[cfg(all(test, not(model_check)))]
 mod simulation;
