@@ -20,7 +20,7 @@ impl QueueId {
         Self { counter: charge.counter.id(), count: charge.rule.count(), limit: charge.rule.limit() }
     }
 
-    /// Those of all limits.
+    /// The queues of all limits.
     pub(super) fn all_of(counter: CounterId) -> RangeInclusive<Self> {
         let [first, last] = [0, u64::MAX].map(|number| Self { counter, count: number, limit: number });
         first..=last

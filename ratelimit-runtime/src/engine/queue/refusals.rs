@@ -1,4 +1,4 @@
-//! What a refusal says of the turns of other callers, and of the caller's own.
+//! Effects of a refusal on the turns of its caller, and of other callers.
 
 use std::slice;
 
@@ -38,7 +38,7 @@ fn refusal_of([charge]: &[Charge; 1], sent_at: Duration) -> StoreAnswer {
     StoreAnswer { refusal: Some((QueueId::of(charge), refusal)), ..answer }
 }
 
-/// A wait is told in whole milliseconds, rounded up, and begins with the request.
+/// Waits are given in whole milliseconds, rounded up, from the request on.
 #[test]
 fn a_turn_in_the_millisecond_after_the_longest_wait_is_in_time() {
     let clock = ManualClock::new();
