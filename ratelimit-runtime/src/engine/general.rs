@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::{
     abandon::{self, AbandonOnDrop},
     ask::{AcquireResult, RefundOnDrop},
+    outage::OutageWait,
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
     request::{AcquireRequest, RequestKey},
@@ -130,13 +131,20 @@ impl AcquireRequest {
 
     /// Resolves an answer. `end`: of another request, without the shadow rules that have refused.
     pub(super) fn resolve_or_wait(
-        self,
+        mut self,
         batch: Result<Batch, StoreError>,
         sent_at: Duration,
         end: Option<Instant>,
     ) -> Result<AcquireResult, BoxedAcquire> {
         match self.resolve(batch, true, sent_at) {
-            Ok(resolution) => self.act_on(resolution),
+            Ok(resolution) => {
+                if self.wait_ticket.is_some() && matches!(resolution, Resolution::Undecided { .. }) {
+                    // Without an answer, the request takes nothing from the time of the call.
+                    let began = OutageWait::new(self.clock().now(), sent_at);
+                    self.outage_wait.get_or_insert(began);
+                }
+                self.act_on(resolution)
+            }
             // Asks again, without the shadow rules that have refused.
             Err(rejection) if rejection.rest.is_empty() => Ok(Ok(Permit::free(rejection.decision))),
             Err(rejection) => self.send(rejection.rest, end),

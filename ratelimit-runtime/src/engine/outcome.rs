@@ -102,10 +102,11 @@ impl AcquireRequest {
         })
     }
 
-    /// Records that the failure policy decides, once for a call that waits for the store.
+    /// Records that the failure policy decides, once for a call that waits for the store. It is recorded again if the
+    /// rules file replaces `Wait` meanwhile.
     fn note_fallback(&self) -> OnStoreError {
         let policy = self.policy();
-        if self.outage_wait.is_none() {
+        if self.outage_wait.is_none() || !matches!(policy, OnStoreError::Wait { .. }) {
             observe::fallback_decision(policy);
         }
         policy

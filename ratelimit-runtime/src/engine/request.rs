@@ -426,24 +426,35 @@ impl AcquireRequest {
         self.rule_policy = active.find_map(|rule| rules.on_store_error(rule.prefix()));
     }
 
-    /// Skips charges by rules in shadow mode that exceed the limit with earlier ones of the same counter.
+    /// Skips charges by rules in shadow mode that exceed a limit of their counter together with the enforced charges of
+    /// it, and the earlier ones in shadow mode. The lower limit applies to all of them.
     fn skip_repeated_shadows(&mut self, is_first: bool) {
-        for at in 1..self.charges.len() {
+        for at in 0..self.charges.len() {
             let AppliedCharge { request: ChargeRequest { key, cost_kind: CostKind::Fixed, .. }, rule: Some(rule) } =
                 &self.charges[at]
             else {
                 continue;
             };
-            let is_same = |AppliedCharge { request: other, rule: its_rule }: &&AppliedCharge| {
-                let counter_of = |rule: &Rule| (rule.prefix(), rule.period_ms(), rule.algorithm());
-                its_rule.is_some_and(|other| counter_of(&other) == counter_of(rule))
-                    && matches!((key, &other.key), (RequestKey::Some(key), RequestKey::Some(other)) if key == other)
-                    && other.cost_kind == CostKind::Fixed
-            };
-            // One that the file merges into an earlier one costs nothing more.
-            let is_counted = |other: &usize| is_same(&&self.charges[*other]) && !self.is_merged_by_file(*other);
-            let costs = (0..=at).filter(is_counted).map(|other| self.charges[other].request.cost);
-            if rule.is_shadow() && costs.fold(0, u64::saturating_add) > rule.limit() {
+            if !rule.is_shadow() || rule.has_fault() {
+                continue;
+            }
+            let (mut cost, mut limit) = (0_u64, rule.limit());
+            for (other, AppliedCharge { request, rule: its_rule }) in self.charges.iter().enumerate() {
+                let is_same = |its: &&Rule| {
+                    its.id() == rule.id()
+                        && matches!((key, &request.key), (RequestKey::Some(key), RequestKey::Some(its)) if key == its)
+                        && request.cost_kind == CostKind::Fixed
+                };
+                let Some(its_rule) = its_rule.as_ref().filter(is_same) else { continue };
+                if other > at && its_rule.is_shadow() {
+                    continue;
+                }
+                limit = limit.min(its_rule.limit());
+                if !self.is_merged_by_file(other) {
+                    cost = cost.saturating_add(request.cost); // one that is merged costs nothing more
+                }
+            }
+            if cost > limit {
                 if is_first {
                     observe::refused_in_shadow(rule);
                 }

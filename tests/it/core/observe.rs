@@ -10,6 +10,7 @@ use futures_util::future::{FutureExt as _, join_all};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::__private::{Call, charge, key as key_of, permit_of_several};
+use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{
     Algorithm, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
@@ -18,7 +19,7 @@ use tracing::Level;
 
 use crate::support::log::Log;
 use crate::support::plain_store::PlainStore;
-use crate::support::{eventually, fresh_key, in_memory, limiter_on, settle};
+use crate::support::{ends, eventually, fresh_key, in_memory, limiter_on, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Nobody may read this in a label or a line.
@@ -203,6 +204,25 @@ async fn a_call_that_a_full_memory_store_refuses_counts_as_denied() {
     assert_eq!(seen, counted([("fallback_decisions_total policy=deny", 1)]));
 }
 
+/// The rules file changes the policy while the call waits for the store.
+#[tokio::test]
+async fn a_call_counts_also_for_a_failure_policy_that_replaces_its_wait() {
+    let recorder = Recorder::install();
+    let (clock, rules) = (ManualClock::new(), Rules::parse("[rules.other]\ncount = 1").unwrap());
+    let store = PlainStore::new(&clock);
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    let builder = Limiter::builder("memory://").clock(clock).on_store_error(OnStoreError::Wait { max: MINUTE });
+    let limiter = builder.rules(rules.clone()).over(store).unwrap();
+    let call = tokio::spawn(limiter.acquire(&Rule::new("item", 1, MINUTE), SECRET));
+    settle().await;
+    rules.replace("[rules.item]\non_store_error = \"Allow\"").unwrap();
+    ends(call).await.unwrap().unwrap();
+    let mut seen = recorder.take();
+    seen.retain(|name, _| name.contains("policy"));
+    let of = |policy| format!("fallback_decisions_total policy={policy}");
+    assert_eq!(seen, counted([(&*of("wait"), 1), (&*of("allow"), 1)]));
+}
+
 /// Less than a tenth, rounded up: 1 and 0 of 20; 2, 1 and 0 of 25.
 #[tokio::test]
 async fn calls_that_leave_less_than_a_tenth_are_near_the_limit() {
@@ -348,7 +368,7 @@ async fn the_number_of_decisions_a_batch_is_a_metric() {
 #[tokio::test]
 async fn shadow_rules_that_the_file_makes_one_refuse_no_call_within_their_limit() {
     let recorder = Recorder::install();
-    let rules = ratelimit_runtime::config::Rules::parse("[rules.item]\ncount = 5\nunit = \"Minutes\"\nshadow = true");
+    let rules = Rules::parse("[rules.item]\ncount = 5\nunit = \"Minutes\"\nshadow = true");
     let limiter = Limiter::builder("memory://").rules(rules.unwrap()).build().await.unwrap();
     let (second, hour) = (Rule::new("item", 5, MINUTE / 60), Rule::new("item", 100, 60 * MINUTE));
     limiter.acquire_all(&[(&second, Key::new(1), 3), (&hour, Key::new(1), 3)]).await.unwrap();

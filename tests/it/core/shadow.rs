@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::{
-    Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
+    Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, Refill, RequestPerMinute, Rule, limit_request_per_time,
 };
 
 use crate::support::log::Log;
@@ -46,6 +46,25 @@ async fn a_shadow_rule_that_is_charged_twice_for_a_key_refuses_nothing() {
         let (second, key) = (Rule::new(rule.prefix(), 1, MINUTE).with_shadow(true), fresh_key());
         timed.limiter.acquire_all(&[(&rule, Key::new(key), 1), (&second, Key::new(key), 1)]).await.unwrap();
         assert_eq!(timed.limiter.peek(&second, key).await.unwrap().remaining(), 0);
+        // One counter: the lower count is the limit, and so is that of an enforced rule.
+        let (larger, held) = (hourly(100, FIXED).with_shadow(true), hourly(3, FIXED));
+        for order in [[&rule, &larger], [&larger, &rule], [&held, &larger], [&larger, &held]] {
+            let key = fresh_key();
+            timed.limiter.acquire_all(&order.map(|rule| (rule, Key::new(key), 2))).await.unwrap();
+            assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 1, "{order:?}");
+        }
+        // The burst is no part of a counter, nor is the lease of places.
+        let [small, large] =
+            [10, 20].map(|burst| hourly(9, Algorithm::TokenBucket { burst, refill: Refill::Greedy }).with_shadow(true));
+        let [short, long] = [1, 2].map(|minutes| {
+            Rule::new("place", 1, minutes * MINUTE).with_algorithm(Algorithm::Concurrent).with_shadow(true)
+        });
+        for (one, other, cost) in [(&small, &large, 8), (&short, &long, 1)] {
+            for order in [[one, other], [other, one]] {
+                let key = Key::new(fresh_key());
+                timed.limiter.acquire_all(&order.map(|rule| (rule, key.clone(), cost))).await.unwrap();
+            }
+        }
         // What is granted beyond the limit is not counted.
         let key = fresh_key();
         assert_eq!(timed.limiter.acquire_up_to(&rule, key, 500).await.unwrap().0, 500);

@@ -279,6 +279,25 @@ async fn requests_without_an_answer_take_nothing_from_the_wait_in_a_queue() {
     ends(call).await.unwrap().unwrap();
 }
 
+/// Nor does the first request of a call.
+#[tokio::test]
+async fn a_first_request_without_an_answer_takes_nothing_from_the_wait_in_a_queue() {
+    let (limiter, store, clock) = on_failing_store();
+    let rule = Rule::new("item", 1, 20 * SECOND);
+    store.fail(None);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let asked = store.calls();
+    store.hold();
+    let call = tokio::spawn(limiter.acquire_within(&rule, 1, 15 * SECOND));
+    eventually("it asks", async || store.calls() > asked).await;
+    clock.advance(12 * SECOND);
+    eventually("it asks again, after the deadline", async || store.calls() > asked + 1).await;
+    (0..1_000).for_each(|_| store.release());
+    sleep(DEADLINE).await;
+    clock.advance(8 * SECOND);
+    ends(call).await.unwrap().unwrap();
+}
+
 /// An operator switches a rule off, or lets its calls pass, while the store is away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changed_rules_reach_calls_that_wait_for_the_store() {
